@@ -8,8 +8,7 @@ from pfl_jax.base import Method, Scores, State
 from pfl_jax.data.federated import FederatedData, client_data
 from pfl_jax.engine.body import chain_of
 from pfl_jax.engine.cohort import RoundSettings
-from pfl_jax.engine.rounds import RoundProgram
-from pfl_jax.engine.scoring import checked_predict
+from pfl_jax.engine.rounds import RoundProgram, checked_predict
 from pfl_jax.primitives.metrics import score
 from pfl_jax.schedules import MethodSchedule, at_round
 

@@ -21,7 +21,7 @@ ROOT = Path(pfl_jax.__file__).parent
 
 INTERNAL = {
     "atomic_write",
-    *("engine.hand_over", "engine.scoring"),
+    "engine.body",
     "fast.conv_general",
     "fast.forms",
     "lapack",

@@ -1,8 +1,7 @@
 """Data: loading (`load`), partition over clients (`partition`) and layout on the device (`federate`)."""
 
 from pfl_jax.data import augment, interchange, partition, partition_files, phases, shift
-from pfl_jax.data.arrays import from_arrays
-from pfl_jax.data.clients import from_clients
+from pfl_jax.data.arrays import from_arrays, from_clients
 from pfl_jax.data.federated import (
     FederatedData,
     class_table,

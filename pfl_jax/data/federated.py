@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from pfl_jax.base import ClientData
 from pfl_jax.data import checks
 from pfl_jax.data import shift as shifts
-from pfl_jax.data.clients import from_clients
+from pfl_jax.data.arrays import from_clients
 from pfl_jax.data.partition import Partition, natural
 from pfl_jax.data.sources import Dataset
 from pfl_jax.data.specs import Shift
@@ -87,6 +87,11 @@ class FederatedData(NamedTuple):
         """Number of clients N."""
         return self.train_index.shape[0]
 
+    @property
+    def per_client(self) -> dict[str, jax.Array]:
+        """Fields whose leading axis is the clients, as far as the federation has them."""
+        return {name: leaf for name in PER_CLIENT if (leaf := getattr(self, name)) is not None}
+
     # The following members are shared with `pfl_jax.engine.placement.PlacedData`, whose clients belong to devices.
 
     @property
@@ -104,10 +109,7 @@ class FederatedData(NamedTuple):
         return self
 
     def assign_devices(self, clients: jax.Array | np.ndarray, devices: int) -> np.ndarray:
-        """Positions in `clients` [M], sorted by size, of the clients that each device trains: int32 [D, W].
-
-        See `spread`. devices: D.
-        """
+        """Positions in `clients` [M], sorted by size, of those that each of D `devices` trains: int32, see `spread`."""
         return spread(len(clients), devices)
 
     def with_frozen(self, frozen: Frozen | None) -> "FederatedData":
@@ -221,8 +223,7 @@ def federate_runs(
 
 def select_run(data: FederatedData, run: int | np.ndarray | jax.Array) -> FederatedData:
     """Federation of one run (index `run`, may be traced) or of several runs in data from `federate_runs`."""
-    given = [name for name in PER_CLIENT if getattr(data, name) is not None]
-    return data._replace(**{name: getattr(data, name)[run] for name in given})
+    return data._replace(**{name: table[run] for name, table in data.per_client.items()})
 
 
 def hold_out(data: FederatedData, number: int) -> tuple[FederatedData, FederatedData]:

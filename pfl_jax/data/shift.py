@@ -44,44 +44,6 @@ def label_maps(num_clients: int, num_classes: int, num_groups: Count, seed: int 
 
 
 @check_arguments
-def rotations(num_clients: int, num_groups: Count) -> np.ndarray:
-    """Cosine and sine of each client's angle, float32 [N, 2]: g 360 / G degrees for group g.
-
-    Multiples of 90 degrees are exact. The paper does not state its angles (Appendix C.10).
-
-    Args:
-      num_clients: N.
-      num_groups: G.
-
-    Example:
-      >>> from pfl_jax.data import shift
-      >>> print(shift.rotations(num_clients=3, num_groups=2))
-      [[ 1.  0.]
-       [-1.  0.]
-       [ 1.  0.]]
-    """
-    return direction(np.arange(num_clients) % num_groups * 360 / num_groups)
-
-
-@check_arguments
-def noise_levels(num_clients: int, num_groups: Count, train_x: np.ndarray) -> np.ndarray:
-    """Standard deviation of the noise on each client's inputs, float32 [N]: in group g, g / G times that of `train_x`.
-
-    Args:
-      num_clients: N.
-      num_groups: G.
-      train_x: inputs of the data, of any shape.
-
-    Example:
-      >>> import numpy as np
-      >>> from pfl_jax.data import shift
-      >>> print(shift.noise_levels(3, num_groups=2, train_x=np.array([-1.0, 1.0])))
-      [0.  0.5 0. ]
-    """
-    return (np.arange(num_clients) % num_groups / num_groups * np.std(train_x, dtype=np.float64)).astype(np.float32)
-
-
-@check_arguments
 def missing_inputs(num_clients: int, num_groups: Count, shape: Sequence[int], seed: int = 0) -> np.ndarray:
     """Numbers of an input that each client lacks, bool [N, ...]: 1 / G of them, different ones in each group.
 
@@ -123,6 +85,8 @@ def check(shift: Shift, dataset: Dataset) -> None:
 def draw(shift: Shift, dataset: Dataset, num_clients: int, num_groups: int, seed: int) -> dict[str, np.ndarray]:
     """Values [N, ...] of the fields of `FederatedData` that define how a shift changes each client's examples.
 
+    In group g of G, images are rotated by g 360 / G degrees, and noise has g / G times the deviation of the inputs.
+
     Args:
       shift: kind of the shift.
       dataset: the examples.
@@ -135,10 +99,12 @@ def draw(shift: Shift, dataset: Dataset, num_clients: int, num_groups: int, seed
         raise InvalidInput(f"shift {shift} makes groups of clients differ: give num_groups, at least 2")
     if shift == "labels":
         return {"label_map": label_maps(num_clients, dataset.num_classes, num_groups, seed)}
+    group = np.arange(num_clients) % num_groups
     if shift == "rotation":
-        return {"rotation": rotations(num_clients, num_groups)}
+        # The paper does not state its angles (Appendix C.10).
+        return {"rotation": direction(group * 360 / num_groups)}
     if shift == "noise":
-        return {"noise": noise_levels(num_clients, num_groups, dataset.train_x)}
+        return {"noise": (group / num_groups * np.std(dataset.train_x, dtype=np.float64)).astype(np.float32)}
     if shift == "missing":
         return {"missing": missing_inputs(num_clients, num_groups, dataset.input_shape, seed)}
     return {}
@@ -157,7 +123,10 @@ def shifted(x: jax.Array, data: Any, row: jax.Array | int, client: jax.Array | i
     if data.rotation is not None:
         return rotate(x.astype(jnp.float32), data.rotation[row])
     if data.noise is not None:
-        return add_noise(x.astype(jnp.float32), data.noise[row], client, split)
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), split), client)
+        # The same in every round. A key for each example: its noise must not depend on the padding.
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(len(x)))
+        return x.astype(jnp.float32) + data.noise[row] * jax.vmap(lambda key: jax.random.normal(key, x.shape[1:]))(keys)
     if data.missing is not None:
         return jnp.where(data.missing[row], jnp.zeros((), x.dtype), x)
     return x
@@ -168,21 +137,6 @@ def direction(degrees: float | np.ndarray) -> np.ndarray:
     # Rounding to 15 decimals turns 6e-17 into 0, and float32 has far fewer digits.
     radians = np.deg2rad(degrees)
     return np.stack([np.cos(radians), np.sin(radians)], axis=-1).round(15).astype(np.float32)
-
-
-def add_noise(x: jax.Array, level: jax.Array, client: jax.Array | int, split: int) -> jax.Array:
-    """Add a client's noise to its inputs [n, ...]; the noise is the same in every round.
-
-    Args:
-      x: inputs, float32.
-      level: [], standard deviation.
-      client: number of the client.
-      split: number of the part of its examples.
-    """
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), split), client)
-    # A key for each example: its noise must not depend on the padding.
-    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(len(x)))
-    return x + level * jax.vmap(lambda key: jax.random.normal(key, x.shape[1:]))(keys)
 
 
 def rotate(x: jax.Array, rotation: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from pfl_jax.data import own_files, readers
-from pfl_jax.data.clients import from_clients
+from pfl_jax.data.arrays import from_clients
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput, one_line
 

@@ -42,8 +42,7 @@ class Devices:
       available: `Availability` of each client, None for always. A client that has begun also finishes.
 
     Raises:
-      InvalidInput: numbers that are not positive and finite, or intervals that are too short or not ascending within
-        their period.
+      InvalidInput: numbers that are not positive and finite; intervals too short or not ascending within their period.
     """
 
     seconds_per_example: np.ndarray
@@ -72,7 +71,7 @@ class Devices:
 
         Args:
           examples: [n], examples that each client visits; with several epochs, counted once per epoch.
-          bytes_up, bytes_down: bytes that a client sends and receives, see `pfl_jax.engine.communication.traffic`.
+          bytes_up, bytes_down: see `pfl_jax.engine.communication.Traffic`.
         """
         number = len(examples)
         moved = (bytes_up + bytes_down) / np.asarray(self.bytes_per_second[:number], np.float64)
@@ -265,8 +264,8 @@ def stale(method: Method, staleness: jax.Array) -> Method:
 
     where r' are the parameters that it received and r the parameters that it would receive now, see `trained_from` of
     `pfl_jax.base.Method`. A `Mean` without received parameters, such as class means, has s times its weight instead.
-    Three parts are sent unchanged: arrays without received parameters in a `Mean` that has others, exact means
-    (`pfl_jax.base.Exact`), and parts that are not a `Mean`. With staleness 0 all messages are unchanged.
+    Arrays without received parameters in a `Mean` that has others, exact means (`pfl_jax.base.Exact`) and all other
+    parts are sent unchanged. With staleness 0 all messages are unchanged.
 
     Args:
       method: a method from `with_versions`, as a client follows it.

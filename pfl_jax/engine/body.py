@@ -45,23 +45,15 @@ def round_programs(
     method: Method | MethodSchedule, settings: RoundSettings, mesh: Mesh | None
 ) -> tuple[RoundProgram, ...]:
     """One RoundProgram for each network of a method: several for a `Mixed`; settings and mesh of the run."""
-    mixed, chunk = mixture(method), settings.chunk
-    if mixed is None:
-        return (RoundProgram(method, settings, mesh),)
-    chunks = chunk if isinstance(chunk, tuple) else (chunk,) * len(mixed.methods)
-    each = (dataclasses.replace(settings, chunk=one) for one in chunks)
-    return tuple(RoundProgram(method, own, mesh, index) for index, own in enumerate(each))
+    mixed = mixture(method)
+    networks = (None,) if mixed is None else range(len(mixed.methods))
+    return tuple(RoundProgram(method, settings, mesh, network) for network in networks)
 
 
 def chain_of(
     method: Method | MethodSchedule, settings: RoundSettings, state: State, num_clients: int, client: int
 ) -> tuple[int | None, PyTree, tuple[np.ndarray, PyTree, int]]:
     """States from which a client's model is built, as `RoundProgram.personal` takes them.
-
-    Args:
-      method, settings, state: method, settings and a state of the run.
-      num_clients: N.
-      client: number of the client.
 
     Returns:
       Position of its network, None if all have the same; the state of its server; and its chain: the clients that take
@@ -86,10 +78,7 @@ def sample(
     size: int,
     losses: jax.Array | None,
 ) -> tuple[Cohort, tuple[Places, ...]]:
-    """Cohort of `size` clients of a round, and their places for each of the programs.
-
-    data, key and round_index are the run's; losses as in `sample_cohort`.
-    """
+    """Cohort of a round, see `sample_cohort`, and its places for each of the programs."""
     cohort = sample_cohort(key, round_index, data.train_count, size, programs[0].settings, losses, data.active)
     return cohort, tuple(one.assign_devices(data, cohort.clients)[-1] for one in programs)
 
@@ -106,10 +95,7 @@ def train(
 ) -> tuple[list[PyTree], Scores, list[tuple[jax.Array, PyTree]], Outcome]:
     """Body of every round: local training and aggregation.
 
-    Args:
-      programs: result of `round_programs`.
-      data, trained, key, round_index, cohort: of the run.
-      servers, rows: for each network, the server's state and the states of its clients, leaves [D, W, ...].
+    `servers` and `rows` are each network's state of the server, and states of its clients, leaves [D, W, ...].
 
     Returns:
       The next server states; the next scores of the clients' models right after their own last training; for each
@@ -123,7 +109,7 @@ def train(
         for one, server, own in zip(programs, servers, rows, strict=True)
     ]
     positions = _joined([jnp.append(own, size)[order] for own, order, *_ in parts])
-    sent = _joined([training.sent for *_, training, _ in parts])
+    sent = _joined([sent for *_, sent, _ in parts])
     messages, scores, finite = in_client_order(positions, size, sent, mesh)
     present = cohort.present & finite
     examples = jnp.sum(data.train_count[cohort.clients])
@@ -131,8 +117,8 @@ def train(
     messages = join(messages, reduce(partial(jax.tree.map, jnp.add), [sums for *_, sums in parts]))
     aggregation_key = fold_in(fold_in(key, round_index), cohort.num_clients)
     after, written, infos = [], [], []
-    for one, server, (own, order, training, _) in zip(programs, servers, parts, strict=True):
-        before = in_client_order(order, len(own), training.rows, mesh)
+    for one, server, (own, order, states, *_) in zip(programs, servers, parts, strict=True):
+        before = in_client_order(order, len(own), states, mesh)
         method = one.method_of(round_index)
         server, clients, info = method.aggregate(aggregation_key, server, before, messages, cohort)
         clients = choose(jnp.append(present, False)[own], clients, before)

@@ -16,7 +16,7 @@ from pfl_jax.base import Method, PRNGKey, PyTree, Scores, State
 from pfl_jax.engine.body import Outcome, round_programs, sample, train
 from pfl_jax.engine.cohort import RoundSettings
 from pfl_jax.engine.mapping import replicated
-from pfl_jax.engine.remembered import ByIdentity, MakeMethod, is_input, remembered, values_read
+from pfl_jax.engine.remembered import ByIdentity, MakeMethod, remembered, values_read
 from pfl_jax.engine.store import ClientStore, Federation, Places
 from pfl_jax.primitives.tree import choose
 from pfl_jax.schedules import MethodSchedule, mixture
@@ -53,23 +53,22 @@ class Engine(NamedTuple):
         """
         if not self.store.is_traced:
             return self
-        functions = {name: getattr(self, name) for name in FUNCTIONS}
-        return self._replace(**_jitted(functions, 0, mesh or self.mesh, donate=donate))
+        options = {name: _options(name, 0, mesh or self.mesh, donate=donate) for name in FUNCTIONS}
+        return self._replace(**{name: jax.jit(getattr(self, name), **of_name) for name, of_name in options.items()})
 
 
 FUNCTIONS = ("init", "round", "evaluate", "evaluate_new")
 """Names of an engine's functions."""
 
 
-def _jitted(
-    functions: Mapping[str, Callable[..., Any]], data: int, mesh: Mesh | None, *, donate: bool
-) -> dict[str, Callable[..., Any]]:
-    """Compiled functions of an engine by name, with the data at this position among their arguments."""
+def _options(name: str, data: int, mesh: Mesh | None, *, donate: bool) -> dict[str, Any]:
+    """Options of `jax.jit` for a function of an engine, with the data at this position among its arguments."""
     # Explicit output shardings: the compiler could otherwise choose a new layout of the state each round, and every new
     # layout of the inputs compiles the round again.
-    jit = partial(jax.jit, out_shardings=replicated(mesh))
-    of_round = {"static_argnums": data + 2, "donate_argnums": (data + 1,) if donate else ()}
-    return {name: jit(function, **(of_round if name == "round" else {})) for name, function in functions.items()}
+    options: dict[str, Any] = {"out_shardings": replicated(mesh)}
+    if name == "round":
+        options |= {"static_argnums": data + 2, "donate_argnums": (data + 1,) if donate else ()}
+    return options
 
 
 def build(
@@ -145,6 +144,9 @@ def _engine(
         """The places, with the rows of their clients in one network's store."""
         return dataclasses.replace(places, ids=one.rows_of(data.num_clients, places.ids))
 
+    def read(data, one, clients, places):
+        return store.read(one.clients(data), data.mesh or mesh, clients, stored(data, one, places))
+
     def init(data, key):
         servers, clients = [one.init_server(data, key) for one in programs], []
         for one, server in zip(programs, servers, strict=True):
@@ -157,12 +159,9 @@ def _engine(
 
     def round_(data, state, size):
         losses = None if state.trained.train is None else state.trained.train["loss"]
-        cohort, drawn_places = sampled(data, state.key, state.round, size, losses)
+        cohort, drawn = sampled(data, state.key, state.round, size, losses)
         before = list(zip(programs, each(state.clients), strict=True))
-        rows = [
-            store.read(one.clients(data), data.mesh or mesh, clients, stored(data, one, places))
-            for (one, clients), places in zip(before, drawn_places, strict=True)
-        ]
+        rows = [read(data, *own, places) for own, places in zip(before, drawn, strict=True)]
         servers, trained, written, outcome = trained_by(
             data, each(state.server), state.trained, rows, state.key, state.round, cohort
         )
@@ -172,15 +171,13 @@ def _engine(
         ]
         return State(together(servers), together(after), trained, state.key, state.round + 1), outcome
 
-    in_turn = round_programs(method, settings, mesh)[0].deploys_in_turn
-
     def evaluate(data, state):
         scores = programs[0].unscored(data)
         states = zip(each(state.server), each(state.clients), strict=True)
         drawn = evaluated(ByIdentity(data), ByIdentity(state.key))
         for one, (server, clients), everyone in zip(programs, states, drawn, strict=True):
-            for places in one.chains(data) if in_turn and not store.is_traced else store.blocks(everyone):
-                rows = store.read(one.clients(data), data.mesh or mesh, clients, stored(data, one, places))
+            for places in one.chains(data) if one.deploys_in_turn and not store.is_traced else store.blocks(everyone):
+                rows = read(data, one, clients, places)
                 scores = one.evaluate(data, server, state.key, state.round, places, rows, scores)
         return scores
 
@@ -229,37 +226,29 @@ def compiled(
       over_runs: turns a function of one run (values, *arguments) into one of several runs; hashable. None for one run.
     """
     values = dict(hyper_parameters or {})
-    inputs = {name: value for name, value in values.items() if is_input(value)}
+    # Real numbers. They are arguments of the programs: in the functions they would be constants.
+    inputs = {
+        name: one for name, one in values.items() if isinstance(one, float | np.floating | np.ndarray | jax.Array)
+    }
     fixed = None if hyper_parameters is None else tuple(sorted((name, values[name]) for name in values.keys() - inputs))
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(data))
-    key = (ByIdentity(method, values_read(method)), fixed, settings.of_a_round(), mesh, donate, shapes)
-
-    # The values are arguments of the programs: in the functions they would be constants.
-    def given(functions: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
-        return {name: partial(function, inputs) for name, function in functions.items()}
-
+    key = ByIdentity(method, values_read(method)), fixed, settings.of_a_round(), mesh, donate, shapes
+    functions = _compiled(*key, over_runs, store is None)
+    given = {name: partial(function, inputs) for name, function in functions.items()}
     if store is None:
-        programs = _programs(*key, over_runs)
-        return programs._replace(method=made, **given({name: getattr(programs, name) for name in FUNCTIONS}))
-    parts = round_programs(made, settings, mesh)
-    each, of_round = _programs_by_block(*key, len(parts))
-    bound = [
-        SimpleNamespace(clients=one.clients, rows_of=one.rows_of, **given(functions))
-        for one, functions in zip(parts, each, strict=True)
+        return Engine(**given, method=made, settings=settings, mesh=mesh, store=ClientStore(donate=donate))
+    programs = [
+        SimpleNamespace(
+            **{name: getattr(one, name) for name in ("clients", "rows_of", "deploys_in_turn")},
+            **{name: partial(given[name], index) for name in BY_BLOCK},
+        )
+        for index, one in enumerate(round_programs(made, settings, mesh))
     ]
-    sampled, trained_by = (partial(function, inputs) for function in of_round)
-    return _engine(made, settings, mesh, store, bound, sampled, trained_by)
-
-
-def _of_values(
-    method: ByIdentity, fixed: tuple[tuple[str, Any], ...] | None, values: Mapping[str, Any]
-) -> Method | MethodSchedule:
-    """The method built with these values of hyper-parameters, or the method itself if it has none."""
-    return method.value if fixed is None else method.value(**dict(fixed), **values)
+    return _engine(made, settings, mesh, store, programs, given["sample"], given["train"])
 
 
 @remembered
-def _programs(
+def _compiled(
     method: ByIdentity,
     fixed: tuple[tuple[str, Any], ...] | None,
     settings: RoundSettings,
@@ -267,56 +256,49 @@ def _programs(
     donate: bool,
     shapes: tuple[Any, ...],
     over_runs: Callable[..., Any] | None,
-) -> Engine:
-    """Engine whose functions take the hyper-parameters that are inputs as their first argument."""
+    whole: bool,
+) -> dict[str, Callable[..., Any]]:
+    """Compiled functions of an engine by name, whose first argument is the hyper-parameters that are inputs.
 
-    def program(name: str) -> Callable[..., Any]:
-        def run_one(values, *arguments):
-            return getattr(build(_of_values(method, fixed, values), settings, mesh), name)(*arguments)
-
-        function = run_one if over_runs is None else over_runs(run_one)
-        # The name that JAX shows where it logs compilations.
-        function.__name__ = name
-        return function
-
-    functions = _jitted({name: program(name) for name in FUNCTIONS}, 1, mesh, donate=donate)
-    return Engine(**functions, method=method.value, settings=settings, mesh=mesh, store=ClientStore(donate=donate))
-
-
-@remembered
-def _programs_by_block(
-    method: ByIdentity,
-    fixed: tuple[tuple[str, Any], ...] | None,
-    settings: RoundSettings,
-    mesh: Mesh | None,
-    donate: bool,
-    shapes: tuple[Any, ...],
-    num_networks: int,
-) -> tuple[list[dict[str, Callable[..., Any]]], tuple[Callable[..., Any], Callable[..., Any]]]:
-    """Functions of each network's RoundProgram by name, and `sample` and `train`, compiled one by one.
-
-    As in `_programs`, the first argument is the hyper-parameters that are inputs. With `donate`, `train` takes over
-    the buffers of server and scores.
+    If the engine is not compiled as a `whole`, they are `sample`, `train`, and the functions BY_BLOCK of a
+    RoundProgram, whose second argument is the position of its network.
     """
 
     def program(name: str, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         def of_values(values, *arguments):
-            return function(round_programs(_of_values(method, fixed, values), settings, mesh), *arguments)
+            return function(method.value if fixed is None else method.value(**dict(fixed), **values), *arguments)
 
+        of_values = of_values if over_runs is None else over_runs(of_values)
+        # The name that JAX shows where it logs compilations.
         of_values.__name__ = name
         options = {"out_shardings": replicated(mesh)} | options
         return jax.jit(of_values, **options)
 
-    def of_network(index: int, name: str) -> Callable[..., Any]:
-        def of_programs(programs, *arguments):
-            return getattr(programs[index], name)(*arguments)
+    def of_engine(name: str, method: Method | MethodSchedule, *arguments: Any) -> Any:
+        return getattr(build(method, settings, mesh), name)(*arguments)
 
-        return program(name, of_programs, **BY_BLOCK[name])
+    def of_network(name: str, method: Method | MethodSchedule, index: int, *arguments: Any) -> Any:
+        return getattr(round_programs(method, settings, mesh)[index], name)(*arguments)
 
-    # The cohort's rows are new in every round. On a mesh they come out with another sharding: no buffer to reuse.
+    def of_round(stage: Callable[..., Any], method: Method | MethodSchedule, *arguments: Any) -> Any:
+        return stage(round_programs(method, settings, mesh), *arguments)
+
+    if whole:
+        return {
+            name: program(name, partial(of_engine, name), **_options(name, 1, mesh, donate=donate))
+            for name in FUNCTIONS
+        }
+    # With `donate`, buffers of server and scores are taken over. The cohort's rows are new in every round. On a mesh
+    # they come out with another sharding: no buffer to reuse.
     taken = (*((2, 3) if donate else ()), *(() if mesh else (4,)))
-    of_round = program("sample", sample, static_argnums=4), program("train", train, donate_argnums=taken)
-    return [{name: of_network(index, name) for name in BY_BLOCK} for index in range(num_networks)], of_round
+    return {
+        "sample": program("sample", partial(of_round, sample), static_argnums=4),
+        "train": program("train", partial(of_round, train), donate_argnums=taken),
+        **{
+            name: program(name, partial(of_network, name), static_argnums=1, **options)
+            for name, options in BY_BLOCK.items()
+        },
+    }
 
 
 BY_BLOCK: Mapping[str, Mapping[str, Any]] = {
@@ -329,7 +311,7 @@ BY_BLOCK: Mapping[str, Mapping[str, Any]] = {
     "evaluated": {},
     "chains": {},
     # Takes over the buffers of the scores.
-    "evaluate": {"donate_argnums": 7},
+    "evaluate": {"donate_argnums": 8},
     "evaluate_new": {},
 }
 """Functions of a RoundProgram that are compiled separately where states are not on the device, with their options for

@@ -10,15 +10,13 @@ from typing import Any, get_type_hints
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import Mesh
 
-from pfl_jax.base import Cohort, Method, PyTree, State
+from pfl_jax.base import Cohort, Method, Model, PyTree, State
 from pfl_jax.data.federated import FederatedData, client_data, select_run
-from pfl_jax.data.phases import Phases
-from pfl_jax.engine.batch_rows import check_rows
 from pfl_jax.engine.build import Engine, build
 from pfl_jax.engine.cohort import RoundSettings, Settings
+from pfl_jax.engine.remembered import ByIdentity, remembered
 from pfl_jax.engine.store import Federation
 from pfl_jax.errors import NO_FEATURES, InvalidInput, describe_value, first_difference, first_line, last_frame
 from pfl_jax.messages import join, split
@@ -49,51 +47,30 @@ def check_run(
     if folder is not None and not Path(folder).is_dir():
         raise InvalidInput(f"the folder {folder} for the clients' states is not there")
     if (mixed := mixture(method)) is not None:
-        check_networks(mixed, data, state_on, newcomers)
-    check_turns(method, settings)
-    check_patience(data, settings)
-    check_rows(at_round(method, 0), data)
+        _check_networks(mixed, data, state_on, newcomers)
+    _check_method(method, data, settings)
     if state is not None:
         check_state(method, data, settings, state)
 
 
-def check_turns(method: Method | MethodSchedule, settings: RoundSettings) -> None:
-    """Raise InvalidInput for settings that cannot be used where clients take turns, see `Method.hand_over`."""
-    if at_round(method, 0).hand_over is None:
-        return
-    for name in ("timetable", "eval_clients"):
+def _check_method(method: Method | MethodSchedule, data: Federation, settings: Settings) -> None:
+    """Raise InvalidInput if a method cannot be run on this data with these settings."""
+    takes_turns = at_round(method, 0).hand_over is not None
+    for name in ("timetable", "eval_clients") if takes_turns else ():
         if getattr(settings, name) is not None:
             raise InvalidInput(
                 f"{name} cannot be given: clients of this method take turns, so each needs the one before it"
             )
-
-
-def check_patience(data: Federation, settings: Settings) -> None:
-    """Raise InvalidInput for early stopping without validation examples: test examples decide nothing."""
+    # Test examples decide nothing.
     if settings.patience is not None and data.validation_count is None:
         raise InvalidInput(
             "patience needs validation examples: data.partition.with_validation(parts, 0.1) sets some apart"
         )
+    _check_rows(at_round(method, 0), data)
 
 
-def check_phases(phases: Phases | None, settings: Settings, newcomers: Federation | None) -> None:
-    """Raise InvalidInput for what cannot be measured where the data change."""
-    if phases is None:
-        return
-    if settings.patience is not None:
-        raise InvalidInput("patience compares rounds by the same examples, and those of phases change")
-    if newcomers is not None:
-        raise InvalidInput("newcomers cannot be given with phases: hold clients out as a phase in which they join")
-    if settings.rounds <= phases.starts[-1]:
-        raise InvalidInput(f"rounds is {settings.rounds}, and the last phase begins after {phases.starts[-1]} rounds")
-
-
-def check_networks(mixed: Mixed, data: Federation, state_on: str, newcomers: Federation | None = None) -> None:
-    """Raise InvalidInput unless clients of the mixed networks can be trained by one method on this data.
-
-    Args:
-      mixed, data, state_on, newcomers: see `pfl_jax.engine.simulate.run`.
-    """
+def _check_networks(mixed: Mixed, data: Federation, state_on: str, newcomers: Federation | None) -> None:
+    """Raise InvalidInput unless clients of the mixed networks can be trained by one method on this data."""
     number, one_process = data.num_clients, data.mesh is None or not data.mesh.is_multi_process
     if state_on == "disk" or not one_process:
         raise InvalidInput("several networks are for one process, with state_on device or host")
@@ -187,9 +164,7 @@ def check_sweep(
         for one in np.asarray(value).tolist():
             check_values({name: one}, get_type_hints(LocalTraining, include_extras=True))
     method = make_method(**{name: value[0] for name, value in values.items()})
-    check_turns(method, settings)
-    check_patience(data, settings)
-    check_rows(at_round(method, 0), data)
+    _check_method(method, data, settings)
     if states is None:
         return
     rows, number, devices = int(np.size(states.round)), len(keys), 1 if mesh is None else mesh.size
@@ -226,35 +201,14 @@ def typed_key(key: Any, name: str = "key", *, axes: int = 0) -> jax.Array:
     return key
 
 
-def check_not_traced(*trees: Any) -> None:
-    """Raise InvalidInput if a run is called inside a transformation of JAX: it loops on the host."""
-    leaves = jax.tree.leaves((trees, jnp.zeros(())))
-    if any(isinstance(leaf, Tracer) for leaf in leaves):
-        raise InvalidInput(
-            "run loops on the host, so it cannot be within jit, vmap, scan or grad: pfl_jax.build gives the functions "
-            "that can, and pfl_jax.sweep.run takes several keys and values at once"
-        )
-
-
-@contextlib.contextmanager
-def usual_settings() -> Iterator[None]:
-    """Context with the settings of JAX, about transfers and types, that the engine is written for."""
-    with jax.transfer_guard("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
-
-
 @contextlib.contextmanager
 def explain_misfit(
     make: Callable[..., Method | MethodSchedule], values: Mapping[str, Any], data: Federation
 ) -> Iterator[None]:
     """Context whose errors become an InvalidInput if the cause is a model that does not take the inputs.
 
-    The model is traced only after an error, so a run that fits pays nothing.
-
-    Args:
-      make: function of hyper-parameters, which may be traced, that gives the method or a schedule of it.
-      values: its hyper-parameters.
-      data: the federation; if its tables have a leading axis of runs, the first run is used.
+    The model is traced only after an error, so a run that fits pays nothing. `make` gives the method, or a schedule of
+    it, with these values of hyper-parameters; of data of several runs the first one is used.
     """
     try:
         yield
@@ -326,3 +280,70 @@ def _kinds(tree: PyTree, axes: int = 0) -> dict[str, str]:
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     named = {jax.tree_util.keystr(path): f"{leaf.dtype} {list(leaf.shape[axes:])}" for path, leaf in leaves}
     return {"": type(tree).__name__} | named
+
+
+def _check_rows(method: Method, data: Federation) -> None:
+    """Raise InvalidInput if an example changes the model's result for another example.
+
+    Mini-batches are filled with padding, and clients deploy their models for single examples. So a layer that reads the
+    whole batch, such as the batch normalization of equinox or haiku, would silently give wrong results. In training
+    only the examples of the mask may influence each other. Models from `pfl_jax.networks` are trusted; a method whose
+    model is unknown (`Method.work`) is not checked.
+    """
+    if method.work is None or _is_ours(method.work.model):
+        return
+    pool, axes = (data, 1) if isinstance(data, FederatedData) else (data.own, 2)
+    is_real = pool.x.dtype.kind == "f" or any(one is not None for one in (pool.mean, pool.rotation, pool.noise))
+    dtype = np.float32 if is_real else pool.x.dtype
+    if not _are_independent(ByIdentity(method.work.model), pool.x.shape[axes:], dtype):
+        raise InvalidInput(
+            "in the method's model the examples of a batch influence each other, and padding them, as by a batch "
+            "normalization of equinox or haiku: normalize each example, or take a BatchNorm of flax or PyTorch by "
+            "from_flax or from_torch"
+        )
+
+
+@remembered
+def _are_independent(of: ByIdentity, shape: tuple[int, ...], dtype: Any) -> bool:
+    """Whether each row of a model's results depends on its own example alone; True if the model fails."""
+    model: Model = of.value
+    # Tokens 0 and 1 are in every vocabulary.
+    drawn = np.random.default_rng(0).normal(size=(2, *shape))
+    numbers = drawn if np.dtype(dtype).kind == "f" else np.stack([np.zeros(shape), np.ones(shape)])
+
+    def rows(params, batch):
+        """Results, leaves [rows, ...], for two examples, of which in training only the first is real."""
+        features = model.features(params["backbone"], batch)
+        found = features, model.classify(params["head"], features)
+        if model.batch_features is None:
+            return found
+        mask = jnp.array([True, False])
+        trained, statistics = model.batch_features(params["backbone"], batch, mask, jax.random.key(1))
+        return found, trained, jax.tree.map(lambda leaf: leaf[None], statistics)
+
+    try:
+        params = jax.jit(model.init)(jax.random.key(0))
+        batches = [jnp.asarray(numbers[chosen, ...], dtype) for chosen in ([0, 1], [0, 0])]
+        pairs = zip(*(jax.tree.leaves(jax.jit(rows)(params, batch)) for batch in batches), strict=True)
+    except Exception:  # It fails in the first round too, which says why.
+        return True
+    first = [[np.asarray(leaf[0], float) for leaf in pair] for pair in pairs]
+    largest = [np.max(np.abs(one), initial=0) for one, _ in first]
+    # Up to rounding.
+    return all(
+        np.allclose(*pair, rtol=1e-4, atol=1e-4 * size, equal_nan=True)
+        for pair, size in zip(first, largest, strict=True)
+    )
+
+
+def _is_ours(model: Model) -> bool:
+    """Whether the functions of a model are the library's own code, and do not wrap a model with other code."""
+
+    def is_ours(function):
+        # A method of a class has no cells.
+        inner = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+        ours = getattr(function, "__module__", "").startswith("pfl_jax.")
+        return ours and all(_is_ours(one) for one in inner if isinstance(one, Model))
+
+    functions: list[Any] = [model.features, model.classify]
+    return all(is_ours(one.function) for one in functions)

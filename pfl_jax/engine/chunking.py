@@ -13,7 +13,7 @@ from pfl_jax.primitives.mini_batches import num_steps
 from pfl_jax.schedules import MethodSchedule, at_round, mixture
 
 MAX_WASTE = 0.1
-"""Largest share of wasted gradient steps at which `choose_chunk` still takes a larger chunk."""
+"""Share of wasted gradient steps from which on `resolved` takes a smaller chunk."""
 
 
 def wasted_share(
@@ -33,10 +33,9 @@ def wasted_share(
 
     Args:
       counts: training examples [M] of the cohort's clients, in any order.
-      batch_size: examples of a mini-batch.
+      batch_size, drop_last: see `LocalTraining`.
       chunk: clients under one vmap on each device; None for all at once.
       devices: number D of devices that share the clients.
-      drop_last: whether incomplete last batches are left out.
 
     Example:
       >>> import numpy as np
@@ -62,7 +61,9 @@ def resolved(
     devices: int = 1,
     backend: str | None = None,
 ) -> Settings:
-    """Settings with a number in place of chunk "auto", chosen by `choose_chunk` for a typical cohort.
+    """Settings with a number in place of chunk "auto", chosen for a typical cohort.
+
+    A device's clients are divided into chunks of equal size, as few as waste less than a tenth of the gradient steps.
 
     Args:
       settings: settings of a run.
@@ -94,8 +95,15 @@ def resolved(
         # All clients take the same steps, whatever their sizes.
         cohorts = np.minimum(cohorts, 1)
     batch_size, drop_last = (1, False) if work is None else (work.batch_size, work.drop_last)
-    most = most_clients(method, backend)
-    chunks = [choose_chunk(cohort, batch_size, devices, drop_last=drop_last, most=most) for cohort in cohorts]
+    most, clients = most_clients(method, backend), -(-cohorts.shape[1] // devices)
+    # Equal chunks of a device's clients, the largest first.
+    equal = sorted({-(-clients // number) for number in range(1, clients + 1)}, reverse=True)
+    equal = [chunk for chunk in equal if most is None or chunk <= most]
+
+    def wasted(counts: np.ndarray, chunk: int) -> float:
+        return wasted_share(counts, batch_size=batch_size, chunk=chunk, devices=devices, drop_last=drop_last)
+
+    chunks = [next((chunk for chunk in equal if wasted(cohort, chunk) < MAX_WASTE), 1) for cohort in cohorts]
     return replace(settings, chunk=min(chunks))
 
 
@@ -114,36 +122,7 @@ def most_clients(method: Method | MethodSchedule, backend: str | None = None) ->
     return most if most and any(work is None or is_convolutional(work.model) for work in works) else None
 
 
-def choose_chunk(
-    counts: np.ndarray, batch_size: int, devices: int, *, drop_last: bool = False, most: int | None = None
-) -> int:
-    """Number of clients under one vmap for chunk "auto" where clients are not trained one after another.
-
-    A device's clients are divided into chunks of equal size, as few as waste less than a tenth of the gradient steps.
-
-    Args:
-      counts: training examples [M] of a typical cohort, see `typical_cohort`.
-      batch_size: examples of a mini-batch.
-      devices: number of devices that share the clients.
-      drop_last: whether incomplete last batches are left out.
-      most: largest chunk; None for no limit.
-    """
-    clients = -(-len(counts) // devices)
-    sizes = {-(-clients // number) for number in range(1, clients + 1)}
-    equal = sorted((size for size in sizes if most is None or size <= most), reverse=True)
-
-    def wasted(chunk: int) -> float:
-        return wasted_share(counts, batch_size=batch_size, chunk=chunk, devices=devices, drop_last=drop_last)
-
-    return next(chunk for chunk in equal if chunk == 1 or wasted(chunk) < MAX_WASTE)
-
-
 def typical_cohort(counts: np.ndarray, size: int) -> np.ndarray:
-    """Training examples [..., M] of a typical cohort: clients at evenly spaced quantiles of the client sizes.
-
-    Args:
-      counts: training examples [..., N] of all clients.
-      size: M, at most N.
-    """
+    """Training examples [..., M] of a cohort of `size` M clients at evenly spaced quantiles of `counts` [..., N]."""
     positions = (np.arange(size) + 0.5) * counts.shape[-1] / size
     return np.sort(counts)[..., positions.astype(np.int64)]

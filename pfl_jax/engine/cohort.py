@@ -143,13 +143,7 @@ class Settings(RoundSettings):
 
 
 def evaluated_clients(key: PRNGKey, num_clients: int, settings: RoundSettings) -> jax.Array:
-    """Clients that are evaluated by `received`, the same in all rounds of a run: int32 [B], ascending.
-
-    Args:
-      key: the run's key.
-      num_clients: N; B = N unless `settings.eval_clients` is less.
-      settings: settings with `eval_clients`.
-    """
+    """Clients that are evaluated by `received`, the same in all rounds of the run with this key: int32, ascending."""
     if settings.eval_clients is None or settings.eval_clients >= num_clients:
         return jnp.arange(num_clients, dtype=jnp.int32)
     drawn = jax.random.permutation(jax.random.fold_in(key, EVALUATED_CLIENTS), num_clients)[: settings.eval_clients]
@@ -196,13 +190,14 @@ def sample_cohort(
         raise InvalidInput(f"a cohort has 1 to {num_clients} of {num_clients} clients, not {size}")
     if settings.timetable is not None:
         clients = _from_timetable(settings.timetable, round_index, num_clients, size)
-        sizes = counts[clients]
     elif size == num_clients:
         # Everybody takes part: avoid random numbers, which take a small program longest to compile.
-        clients, sizes = jnp.arange(num_clients, dtype=jnp.int32), counts
+        clients = jnp.arange(num_clients, dtype=jnp.int32)
     else:
-        clients = _drawn(key, round_index, counts, size, settings, losses, active)
-        sizes = counts[clients]
+        scores = _scores(key, round_index, counts, size, settings, losses)
+        _, clients = jax.lax.top_k(scores if active is None else jnp.where(active, scores, -jnp.inf), size)
+        clients = jnp.sort(clients).astype(jnp.int32)
+    sizes = counts if size == num_clients else counts[clients]
     present = jnp.ones(size, bool)
     if settings.arrivals(size) < size:
         # Drop-outs are drawn by rank of size, so that a seed's draw does not depend on the numbering of the clients.
@@ -229,16 +224,15 @@ def staleness(round_index: jax.Array, settings: RoundSettings) -> jax.Array | No
     return jnp.asarray(settings.timetable.staleness, jnp.int32)[round_index]
 
 
-def _drawn(
+def _scores(
     key: PRNGKey,
     round_index: jax.Array,
     counts: jax.Array,
     size: int,
     settings: RoundSettings,
     losses: jax.Array | None,
-    active: jax.Array | None,
 ) -> jax.Array:
-    """Clients of a cohort, see `sample_cohort`: int32 [M], ascending."""
+    """Scores [N] of which the largest are drawn, see `sample_cohort`."""
     num_clients, selection = len(counts), settings.selection
     cohort_key = jax.random.fold_in(jax.random.fold_in(key, COHORT), round_index)
     # The M largest values of log weight + Gumbel noise are a weighted draw without replacement (Gumbel-top-k); always
@@ -254,10 +248,7 @@ def _drawn(
         weights = jnp.asarray(selection.weights(own_key, round_index, counts, known, size), jnp.float32)
         check_shapes(weights=(weights, "N"), counts=(counts, "N"))
         scores += jnp.where(weights > 0, jnp.log(weights), -jnp.inf)
-    if active is not None:
-        scores = jnp.where(active, scores, -jnp.inf)
-    _, clients = jax.lax.top_k(scores, size)
-    return jnp.sort(clients).astype(jnp.int32)
+    return scores
 
 
 def largest_first(counts: jax.Array) -> jax.Array:

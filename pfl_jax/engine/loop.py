@@ -1,24 +1,27 @@
 """Loop over the rounds of a run, or of several runs together, and the result of each round."""
 
+import contextlib
 import dataclasses
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from pfl_jax.base import Info, PyTree, Scores, State
 from pfl_jax.data.phases import Phases
 from pfl_jax.engine.body import Outcome
 from pfl_jax.engine.build import Engine
-from pfl_jax.engine.checks import check_not_traced, usual_settings
 from pfl_jax.engine.cohort import Settings
-from pfl_jax.engine.stopping import Patience, without_ended
 from pfl_jax.engine.store import Federation
-from pfl_jax.errors import Diverged
+from pfl_jax.errors import Diverged, InvalidInput
 from pfl_jax.primitives.metrics import before_aggregation
 from pfl_jax.schedules import at_round
+from pfl_jax.tasks import Score
 
 OnNaN: TypeAlias = Literal["stop", "skip-client"]
 """Treatment of a client that diverges: end the run with `Diverged`, or leave the client out of the round."""
@@ -88,6 +91,62 @@ class RoundResult(NamedTuple):
         return self.cohort[~self.finite]
 
 
+class Patience(NamedTuple):
+    """Best evaluation of a run so far, arrays [] or [R].
+
+    Attributes:
+      kept: number of its round; 0 before the first evaluation.
+      mean: mean over clients of the primary score on validation examples there, of errors minus it.
+      ended: bool; whether the run has waited long enough for a better one.
+    """
+
+    kept: np.ndarray
+    mean: np.ndarray
+    ended: np.ndarray
+
+    @classmethod
+    def begin(cls, shape: tuple[int, ...]) -> "Patience":
+        """Before the first evaluation of runs of this shape, () or (R,)."""
+        return cls(np.zeros(shape, int), np.full(shape, -np.inf), np.zeros(shape, bool))
+
+    def after(self, number: int, received: Scores, primary: Score, patience: int) -> "Patience":
+        """After the evaluation of round `number`; the first of equal means is kept. A run that has ended stays ended.
+
+        `received` are scores [N] or [R, N], `primary` is the task's score that counts, and a run ends after so many
+        rounds of `patience` without a better mean.
+        """
+        assert received.validation is not None
+        with warnings.catch_warnings():
+            # Of a run without any score the mean is NaN, which is never better.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            found = np.nanmean(np.asarray(received.validation[primary.name], np.float64), axis=-1)
+        found = found if primary.higher_is_better else -found
+        better = (found > self.mean) & ~self.ended
+        kept = np.where(better, number, self.kept)
+        return Patience(kept, np.where(better, found, self.mean), self.ended | (number - kept >= patience))
+
+    def of_others(self, scores: PyTree) -> Any:
+        """The `scores`, leaves [R, N], with NaN for the runs that have ended; None stays None."""
+        return jax.tree.map(lambda leaf: np.where(self.ended[..., None], np.nan, leaf).astype(leaf.dtype), scores)
+
+
+def check_not_traced(*trees: Any) -> None:
+    """Raise InvalidInput if `trees` show that a run is called inside a transformation of JAX: it loops on the host."""
+    leaves = jax.tree.leaves((trees, jnp.zeros(())))
+    if any(isinstance(leaf, Tracer) for leaf in leaves):
+        raise InvalidInput(
+            "run loops on the host, so it cannot be within jit, vmap, scan or grad: pfl_jax.build gives the functions "
+            "that can, and pfl_jax.sweep.run takes several keys and values at once"
+        )
+
+
+@contextlib.contextmanager
+def usual_settings() -> Iterator[None]:
+    """Context with the settings of JAX, about transfers and types, that the engine is written for."""
+    with jax.transfer_guard("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
 def play(
     engine: Engine,
     data: Federation,
@@ -149,11 +208,11 @@ def play(
                 on_phases = _on_phases(engine, phases, state, phase, received)
             if evaluated and newcomers is not None:
                 new = _on_host(engine.evaluate_new(newcomers, state))
-            ended = waiting.ended
+            waited = waiting
             if received is not None and settings.patience is not None:
                 waiting = waiting.after(number, received, primary, settings.patience)
-            if np.any(ended):
-                received, trained, before = (without_ended(one, ended) for one in (received, trained, before))
+            if np.any(waited.ended):
+                received, trained, before = waited.of_others((received, trained, before))
             cohort, finite = outcome.cohort, np.asarray(outcome.finite)
             result = RoundResult(
                 round=number,

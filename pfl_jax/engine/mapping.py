@@ -1,9 +1,9 @@
-"""Mapping of a function over clients: in chunks on one device, or on the devices of a mesh."""
+"""Mapping of a function over clients: in chunks on one device, on the devices of a mesh, or with turns before it."""
 
 import functools
 import logging
 from collections.abc import Callable
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 AXIS = "clients"
 """Axis of a mesh over which clients are spread."""
+
+BLOCK = 32
+"""Smallest number of clients whose turns precede their training: enough to keep several devices busy."""
 
 
 def client_mesh(devices: list[Any] | None = None) -> Mesh:
@@ -66,11 +69,10 @@ def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
     """Tree replicated on all devices of a mesh; unchanged without a mesh. All processes give the same tree."""
     if mesh is None:
         return tree
-    sharding = NamedSharding(mesh, PartitionSpec())
     if not mesh.is_multi_process:
-        return jax.device_put(tree, sharding)
+        return jax.device_put(tree, replicated(mesh))
     # device_put reaches only devices of this process; inputs of a program are assumed to be equal in all processes.
-    return jax.jit(_same, out_shardings=sharding)(tree)
+    return jax.jit(_same, out_shardings=replicated(mesh))(tree)
 
 
 def replicated(mesh: Mesh | None) -> NamedSharding | None:
@@ -107,26 +109,35 @@ def map_places(
       specs: sharding of `shared`, a prefix of its tree.
 
     Returns:
-      fn's rows, leaves [D, W, ...], row d on device d, arbitrary in free places; and the sum of its terms, replicated.
+      fn's rows, leaves [D, W, ...], arbitrary in free places; and the sum of its terms, replicated.
     """
-    if mesh is None or mesh.size == 1:
+
+    def on_device(shared, places):
+        clients, is_real = places
         number = int(is_real.sum()) if isinstance(is_real, np.ndarray) else jnp.sum(is_real)
-        rows, terms = map_chunks(fn, shared, gather(clients, 0), number, chunk)
-        return jax.tree.map(lambda leaf: leaf[None], rows), terms
+        return map_chunks(fn, shared, clients, number, chunk)
 
-    def on_device(shared, clients, number):
-        rows, terms = map_chunks(fn, shared, gather(clients, 0), number[0], chunk)
-        return jax.tree.map(lambda leaf: leaf[None], rows), jax.lax.psum(terms, AXIS)
+    return on_each_device(on_device, mesh, specs)(shared, (clients, is_real))
 
+
+def on_each_device(fn: Callable[..., tuple[PyTree, PyTree]], mesh: Mesh | None, specs: PyTree) -> Callable[..., Any]:
+    """Function of all devices for fn(shared, places [W, ...]) -> (rows [W, ...], sums) of one of them.
+
+    It takes places [D, W, ...], and gives rows [D, W, ...], row d on device d, and the sums over all devices.
+    """
+    is_one = mesh is None or mesh.size == 1
+
+    def on_device(shared, places):
+        rows, sums = fn(shared, jax.tree.map(lambda leaf: leaf[0], places))
+        return jax.tree.map(lambda leaf: leaf[None], rows), sums if is_one else jax.lax.psum(sums, AXIS)
+
+    if is_one:
+        return on_device
     by_device = PartitionSpec(AXIS)
+    # The loops of `fit` carry unsharded initial values into sharded results, which the checker of vma rejects.
     return jax.shard_map(
-        on_device,
-        mesh=mesh,
-        in_specs=(specs, by_device, by_device),
-        out_specs=(by_device, PartitionSpec()),
-        # The loops of `fit` carry unsharded initial values into sharded results, which the checker rejects.
-        check_vma=False,
-    )(shared, clients, jnp.sum(is_real, axis=1))
+        on_device, mesh=mesh, in_specs=(specs, by_device), out_specs=(by_device, PartitionSpec()), check_vma=False
+    )
 
 
 def in_client_order(places: jax.Array | np.ndarray, size: int, rows: PyTree, mesh: Mesh | None) -> PyTree:
@@ -149,7 +160,7 @@ def on_every_device(tree: PyTree, mesh: Mesh | None) -> PyTree:
     The partitioner could otherwise shard the computations that follow, with collectives inside loops, which can
     deadlock on CPUs with few threads.
     """
-    return tree if mesh is None else jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec()))
+    return tree if mesh is None else jax.lax.with_sharding_constraint(tree, replicated(mesh))
 
 
 def map_chunks(
@@ -195,3 +206,108 @@ def map_chunks(
 def add_up(terms: PyTree) -> PyTree:
     """Sum over the leading axis of every leaf."""
     return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), terms)
+
+
+class Turns(NamedTuple):
+    """Turns of clients that pass a state on.
+
+    Attributes:
+      pass_on: (shared, client, state that it gets) -> (state that it keeps, state for the next client).
+      numbers: int32 [D, W], consecutive numbers of the clients' turns, from a multiple of `chain`; arbitrary in free
+        places.
+      chain: number of clients after which a new chain begins.
+    """
+
+    pass_on: Callable[..., tuple[PyTree, PyTree]]
+    numbers: jax.Array
+    chain: int
+
+
+def map_in_turn(
+    fn: Callable[[PyTree, PyTree, PyTree], tuple[PyTree, PyTree]],
+    turns: Turns,
+    shared: PyTree,
+    first: PyTree,
+    places: PyTree,
+    is_real: jax.Array | np.ndarray,
+    *,
+    size: int,
+    chunk: int,
+    mesh: Mesh | None,
+    specs: PyTree,
+) -> tuple[PyTree, PyTree]:
+    """Like `map_places`, for clients that pass a state on.
+
+    Clients are handled in blocks. First all clients of a block take their turns, one after another, each on its own
+    device; then fn is applied to them in chunks. So no more than a block's states are in memory.
+
+    Args:
+      fn: (shared, client, state after the client's turn) -> (row, terms).
+      first: state that the first client of a chain gets.
+      size: largest number of clients in these places.
+      turns, shared, places, is_real, chunk, mesh, specs: see `Turns` and `map_places`.
+    """
+    devices = 1 if mesh is None else mesh.size
+    block = min(size, max(BLOCK, devices * chunk))
+    numbers = jnp.where(is_real, turns.numbers, np.iinfo(np.int32).max)
+
+    def on_device(arguments, places):
+        (shared, first, start, number), (clients, numbers) = arguments, places
+        (width,) = numbers.shape
+
+        def map_block(index, carry):
+            carried, results, total = carry
+            begin = start + index * block
+            is_here = (begin <= numbers) & (numbers < begin + block)
+            # Stable: on a device clients stay in their order, the largest first.
+            slots = jnp.argsort(~is_here, stable=True)[: min(block, width)]
+            here, own_numbers, own = jnp.sum(is_here), numbers[slots], gather(clients, slots)
+
+            def take_turn(turn, carry):
+                carried, handed = carry
+                carried = choose(turn % turns.chain == 0, first, carried)
+                is_own = own_numbers == turn
+                slot = jnp.argmax(is_own)
+                if devices > 1:
+                    had, after = jax.lax.cond(
+                        is_own.any(),
+                        lambda: turns.pass_on(shared, gather(own, slot), carried),
+                        lambda: (carried, jax.tree.map(jnp.zeros_like, carried)),
+                    )
+                    after = jax.tree.map(_of_its_device, after)
+                    # Beyond the last place if the client belongs to another device.
+                    slot = jnp.where(is_own.any(), slot, len(slots))
+                else:
+                    had, after = turns.pass_on(shared, gather(own, slot), carried)
+                return after, _with_rows(handed, slot, had)
+
+            end = jnp.minimum(begin + block, start + number)
+            carried, handed = jax.lax.fori_loop(begin, end, take_turn, (carried, _no_rows(first, len(slots))))
+            rows, terms = map_chunks(lambda shared, client: fn(shared, *client), shared, (own, handed), here, chunk)
+            slots = jnp.where(jnp.arange(len(slots)) < here, slots, width)
+            return carried, _with_rows(results, slots, rows), jax.tree.map(jnp.add, total, terms)
+
+        row, terms = jax.eval_shape(fn, shared, gather(clients, 0), first)
+        carry = first, _no_rows(row, width), jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), terms)
+        carry = map_block(0, carry) if size == block else jax.lax.fori_loop(0, -(-number // block), map_block, carry)
+        return carry[1:]
+
+    arguments = shared, first, jnp.min(numbers), jnp.sum(is_real)
+    everywhere = PartitionSpec()
+    mapped = on_each_device(on_device, mesh, (specs, everywhere, everywhere, everywhere))
+    return mapped(arguments, (places, numbers))
+
+
+def _no_rows(like: PyTree, size: int) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape), leaf.dtype), like)
+
+
+def _with_rows(table: PyTree, places: jax.Array, rows: PyTree) -> PyTree:
+    """The table with these rows in these places; those beyond its end are left out."""
+    return jax.tree.map(lambda leaf, row: leaf.at[places].set(row, mode="drop"), table, rows)
+
+
+def _of_its_device(leaf: jax.Array) -> jax.Array:
+    """The array from the only device on which it is not zero."""
+    number = leaf.astype(jnp.int32) if leaf.dtype == jnp.bool_ else leaf
+    return jax.lax.psum(number, AXIS).astype(leaf.dtype)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pfl_jax.data.federated import PER_CLIENT, FederatedData, spread
+from pfl_jax.data.federated import FederatedData, spread
 from pfl_jax.data.sources import Dataset
 from pfl_jax.engine.mapping import AXIS, own_devices, replicate
 from pfl_jax.frozen import Frozen
@@ -72,15 +72,9 @@ class PlacedData:
         return dataclasses.replace(self, frozen=replicate(frozen, self.mesh))
 
     def assign_devices(self, clients: jax.Array, devices: int) -> jax.Array:
-        """Table of the clients that each device trains: those that it owns.
+        """Positions in `clients` [M], N in free places, of those that each device owns, in their order: int32 [D, W].
 
-        Args:
-          clients: client numbers [M], in the order in which a device trains them; N in free places.
-          devices: D.
-
-        Returns:
-          [D, W], int32: positions in `clients`; M in free places, which are the last ones of a device. W is the largest
-          number of these clients that a device can own.
+        M in free places, which are the last ones of a device. W is the largest number that a device can own.
         """
         owned = jnp.append(self.owner, -1)[clients] == jnp.arange(devices)[:, None]
         width = min(len(clients), self.own.train_index.shape[1])
@@ -95,16 +89,16 @@ class PlacedData:
 def place(data: FederatedData, mesh: Mesh) -> PlacedData:
     """Assign a federation's clients to the devices of a mesh; this process stores the clients of its own devices.
 
-    Args:
-      data: data of all clients, the same in all processes.
-      mesh: mesh with the single axis "clients", over devices of one or more processes.
+    The data is the same in all processes, over whose devices the mesh with the single axis "clients" may reach.
     """
     devices, num_clients = mesh.size, data.num_clients
     # NumPy arrays, so that nothing below copies a table to a device.
     host = data._replace(
         **{name: np.asarray(leaf) for name, leaf in data._asdict().items() if isinstance(leaf, jax.Array)}
     )
-    clients = deal(np.asarray(host.train_count), devices)
+    # Balanced by size, with N in free places.
+    order = np.append(np.argsort(-np.asarray(host.train_count), kind="stable"), num_clients)
+    clients = [np.sort(own[own < num_clients]) for own in order[spread(num_clients, devices)]]
     used = [_used(host, own) for own in clients]
     # All rows of the stack are padded to the largest number of clients and of examples of a device.
     pool, rows = max(map(len, used)), max(map(len, clients))
@@ -117,31 +111,11 @@ def place(data: FederatedData, mesh: Mesh) -> PlacedData:
     return PlacedData(own, *counts, mesh=mesh)
 
 
-def deal(counts: np.ndarray, devices: int) -> list[np.ndarray]:
-    """Clients of each device, ascending, balanced by size as in `pfl_jax.data.federated.spread`.
-
-    Args:
-      counts: training examples [N] of all clients.
-      devices: D.
-
-    Example:
-      >>> import numpy as np
-      >>> from pfl_jax.engine import placement
-      >>> [own.tolist() for own in placement.deal(np.array([2, 9, 3, 4]), 2)]
-      [[0, 1], [2, 3]]
-    """
-    order = np.append(np.argsort(-counts, kind="stable"), len(counts))
-    return [np.sort(own[own < len(counts)]) for own in order[spread(len(counts), devices)]]
-
-
 def without_inputs(dataset: Dataset) -> Dataset:
     """Dataset without inputs, but with the same labels and the same shape and type of inputs."""
-
-    def no_rows(inputs: np.ndarray) -> np.ndarray:
-        # A new array: a slice would keep all inputs in memory.
-        return np.empty((0, *inputs.shape[1:]), inputs.dtype)
-
-    return dataset._replace(train_x=no_rows(dataset.train_x), test_x=no_rows(dataset.test_x))
+    # New arrays: slices would keep all inputs in memory.
+    train_x, test_x = (np.empty((0, *x.shape[1:]), x.dtype) for x in (dataset.train_x, dataset.test_x))
+    return dataset._replace(train_x=train_x, test_x=test_x)
 
 
 def _used(data: FederatedData, clients: np.ndarray) -> np.ndarray:
@@ -163,14 +137,9 @@ def _part(data: FederatedData, clients: np.ndarray, used: np.ndarray, pool: int,
         full[: len(leaf)] = leaf
         return full
 
-    x = np.zeros((pool, *data.x.shape[1:]), data.x.dtype)
-    x[: len(used)] = data.x[used]
-    part: dict[str, Any] = {"x": x, "y": fill(data.y[used], pool)}
-    for name in PER_CLIENT:
-        leaf = getattr(data, name)
-        if leaf is None:
-            continue
-        own = leaf[clients]
+    part: dict[str, Any] = {"x": fill(data.x[used], pool), "y": fill(data.y[used], pool)}
+    for name, leaf in data.per_client.items():
+        own = np.asarray(leaf)[clients]
         if name.endswith("_index"):
             # Padding points to the pool's first example, which may be another client's.
             count = getattr(data, name.replace("index", "count"))[clients]

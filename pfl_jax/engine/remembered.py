@@ -103,8 +103,3 @@ def remembered(function: Callable[..., Result]) -> Callable[..., Result]:
         return cached(*key)
 
     return call
-
-
-def is_input(value: Any) -> bool:
-    """Whether a hyper-parameter is an input of a compiled program: a real number. Others are constants of it."""
-    return isinstance(value, float | np.floating | np.ndarray | jax.Array)

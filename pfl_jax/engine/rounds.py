@@ -6,9 +6,9 @@ run was interrupted, and two methods see the same cohorts.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,32 +20,17 @@ from pfl_jax.base import Cohort, Method, Personal, PRNGKey, PyTree, Scores
 from pfl_jax.data.federated import FederatedData, client_data
 from pfl_jax.engine.asynchronous import stale, with_versions
 from pfl_jax.engine.cohort import RoundSettings, attackers, evaluated_clients, largest_first, staleness
-from pfl_jax.engine.hand_over import Turns, map_in_turn
-from pfl_jax.engine.mapping import in_client_order, map_places, on_every_device
-from pfl_jax.engine.scoring import checked_predict, deployed, handed_over, score_client, without_loss
+from pfl_jax.engine.mapping import Turns, in_client_order, map_in_turn, map_places, on_every_device
 from pfl_jax.engine.selection import method_in_cohort
 from pfl_jax.engine.store import BLOCK, Federation, Members, Places
-from pfl_jax.errors import InvalidInput
 from pfl_jax.frozen import use
 from pfl_jax.messages import join, split
 from pfl_jax.primitives.metrics import no_scores, score
 from pfl_jax.primitives.tree import all_finite, choose, gather
 from pfl_jax.schedules import MethodSchedule, at_round, mixture
-from pfl_jax.streams import INITIALIZATION, NEWCOMERS, SURVEY
+from pfl_jax.streams import EVALUATION, INITIALIZATION, NEWCOMERS, SURVEY
+from pfl_jax.tasks import Score, Task
 from pfl_jax.wrappers.attacks import attacked
-
-
-class Trained(NamedTuple):
-    """Local training of some clients, or of one, in any order.
-
-    Attributes:
-      rows: the clients' states after training; the previous state for a client that diverged.
-      sent: results with the same shapes for all networks: messages, with () for each `Mean`, zeros for absent clients;
-        Scores of the clients' models right after training; and whether states and messages are finite.
-    """
-
-    rows: PyTree
-    sent: tuple[PyTree, Scores, jax.Array]
 
 
 @dataclass(frozen=True)
@@ -57,8 +42,8 @@ class RoundProgram:
 
     Attributes:
       method, settings, mesh: see `pfl_jax.build`.
-      network: position of a network of a `Mixed` method: all functions except `sample` and `train` handle only clients
-        with this network. None if all clients have the same network.
+      network: position of a network of a `Mixed` method: all functions handle only clients with this network. None if
+        all clients have the same network.
     """
 
     method: Method | MethodSchedule
@@ -71,8 +56,7 @@ class RoundProgram:
         method, num_clients = self.method_of(0), data.num_clients
         with use(method.frozen, data.frozen):
             server = method.init_server(fold_in(fold_in(key, INITIALIZATION), num_clients))
-        survey = method.survey
-        if survey is None:
+        if (survey := method.survey) is None:
             return server
 
         def ask_one(own, data, shared, client):
@@ -87,8 +71,9 @@ class RoundProgram:
 
     def clients(self, data: Federation) -> Federation | Members:
         """The clients in the form that `pfl_jax.engine.store` takes."""
-        own = self._members(data.num_clients)
-        return data if own is None else Members(len(own), np.flatnonzero(np.isin(own, data.own_clients())))
+        if (own := self._members(data.num_clients)) is None:
+            return data
+        return Members(len(own), lambda: np.flatnonzero(np.isin(own, data.own_clients())))
 
     def rows_of(self, num_clients: int, ids: jax.Array | np.ndarray) -> jax.Array | np.ndarray:
         """Rows of clients in the states of this network's clients; beyond the last row for other networks' clients."""
@@ -110,7 +95,10 @@ class RoundProgram:
 
     def untrained(self, data: Federation) -> Scores:
         """Scores [N] of clients that were never trained."""
-        return without_loss(self.unscored(data)) if self.settings.reads_losses else self.unscored(data)
+        losses = no_scores(data.num_clients, _of_loss(at_round(self.method, 0).task))
+        return replace(
+            self.unscored(data), train=jax.tree.map(jnp.array, losses) if self.settings.reads_losses else None
+        )
 
     def init_clients(self, data: Federation, server: PyTree, key: PRNGKey, places: Places) -> PyTree:
         """States before the first round of the clients in these places, leaves [D, W, ...]."""
@@ -125,35 +113,31 @@ class RoundProgram:
 
     def local(
         self, data: Federation, server: PyTree, rows: PyTree, key: PRNGKey, round_index: jax.Array, cohort: Cohort
-    ) -> tuple[jax.Array | np.ndarray, jax.Array, Trained, PyTree]:
+    ) -> tuple[jax.Array | np.ndarray, jax.Array, PyTree, PyTree, PyTree]:
         """Local training of the clients in a cohort [M] that have this network.
 
         Returns:
-          Positions [W] of these clients in the cohort, ascending, M in free places; the devices' places [D, W], as
-          indices of those positions; their training, leaves [D, W, ...]; and the sums of their messages.
+          Positions [W] and places [D, W] as from `assign_devices`; the clients' next states, leaves [D, W, ...], the
+          previous one where a client diverged; messages with () for each `Mean`, zeros for absent clients, Scores right
+          after training, and whether states and messages are finite; and the sums of the messages.
         """
         method, round_key, selection = self.method_of(round_index), fold_in(key, round_index), self.settings.selection
 
-        def train_one(own, data, shared, index, present, late, state):
+        def train_one(own, data, shared, index, state, present, late):
             server, round_key = shared
             own = method_in_cohort(own if late is None else stale(own, late), selection, cohort, data, index)
             result = own.local(fold_in(round_key, index), server, state, client_data(data, index, "train"))
-            scores = score_client(method, result.personal, data, index, training=self.settings.reads_losses)
+            scores = _scored(method, data, index, result.personal, training=self.settings.reads_losses)
             finite = all_finite((result.client, result.message))
             messages, terms = split(result.message, present & finite)
-            return Trained(choose(finite, result.client, state), (messages, scores, finite)), terms
-
-        def pass_one_on(own, data, shared, index, present, late, state):
-            server, round_key = shared
-            had = own.hand_over.local(fold_in(round_key, index), server, state, client_data(data, index, "train"))
-            return had, choose(present & all_finite(had), had, server)
+            return (choose(finite, result.client, state), (messages, scores, finite)), terms
 
         own, order, places = self.assign_devices(data, cohort.clients)
         late = staleness(round_index, self.settings)
-        rows = (*gather((cohort.present, late), jnp.append(own, len(cohort.clients))[order]), rows)
-        turns = None if method.hand_over is None else Turns(pass_one_on, jnp.asarray(order), len(cohort.clients))
-        training, sums = self._map(train_one, method, data, key, (server, round_key), places, *rows, turns=turns)
-        return own, order, training, sums
+        turns = None if method.hand_over is None else Turns(_turn("local"), jnp.asarray(order), len(cohort.clients))
+        rows = rows, *gather((cohort.present, late), jnp.append(own, len(cohort.clients))[order])
+        (states, sent), sums = self._map(train_one, method, data, key, (server, round_key), places, *rows, turns=turns)
+        return own, order, states, sent, sums
 
     def evaluated(self, data: Federation, key: PRNGKey) -> Places:
         """Places of the clients that are evaluated by `received`."""
@@ -183,47 +167,50 @@ class RoundProgram:
         scores: Scores,
     ) -> Scores:
         """Scores of the models that clients would deploy after `rounds` rounds, written into `scores`."""
-        method = self._last_method(rounds)
-
-        def evaluate_one(own, data, shared, index, state):
-            return score_client(method, deployed(own, data, shared, index, state), data, index), ()
-
-        def pass_one_on(own, data, shared, index, state):
-            had = handed_over(own, data, shared, index, state)
-            return had, choose(all_finite(had), had, shared[0])
-
-        turns = None
-        if self.deploys_in_turn:
-            numbers = jnp.asarray(self.rows_of(data.num_clients, places.ids))
-            turns = Turns(pass_one_on, numbers, self.settings.usual_size(data.num_clients))
-        found, _ = self._map(evaluate_one, method, data, key, (server, key, rounds), places, rows, turns=turns)
+        numbers = self.rows_of(data.num_clients, places.ids)
+        found = self._of_deployed(_scored, data, server, key, rounds, places, rows, numbers)
         found = on_every_device(found, data.mesh or self.mesh)
         return jax.tree.map(lambda leaf, row: leaf.at[places.ids].set(row, mode="drop"), scores, found)
 
     def personal(
-        self, data: FederatedData, server: PyTree, key: PRNGKey, rounds: jax.Array, chain: tuple[PyTree, PyTree, Any]
+        self, data: Federation, server: PyTree, key: PRNGKey, rounds: jax.Array, chain: tuple[PyTree, PyTree, Any]
     ) -> Personal:
         """Model that a client would deploy after `rounds` rounds, see `pfl_jax.engine.body.chain_of`."""
-        method, attacks = self._last_method(rounds), self.attackers(data, key)
-        clients, states, place = jax.tree.map(jnp.asarray, chain)
+        clients, rows, place = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], chain)
+        places = Places(clients, np.ones(clients.shape, bool), clients.size)
+        numbers = jnp.arange(clients.size)[None]
+        data = data.with_frozen(self.method_of(0).frozen) if data.frozen is None else data
+        found = self._of_deployed(lambda *one: one[-1], data, server, key, rounds, places, rows, numbers)
+        return gather(gather(found, 0), place[0])
 
-        def at_place(of, place, server):
-            client, state = gather((clients, states), place)
-            return of(self._of_client(method, attacks, data, client), data, (server, key, rounds), client, state)
+    def _of_deployed(
+        self,
+        fn: Callable[..., PyTree],
+        data: Federation,
+        server: PyTree,
+        key: PRNGKey,
+        rounds: jax.Array,
+        places: Places,
+        rows: PyTree,
+        numbers: jax.Array | np.ndarray,
+    ) -> PyTree:
+        """Rows [D, W, ...] of fn(method, data, client, model that it would deploy); `numbers` of the turns."""
+        method = self.method_of(jnp.maximum(rounds - 1, 0))
 
+        def deploy(own, data, shared, index, state):
+            server, key = shared
+            train = client_data(data, index, "train")
+            return fn(method, data, index, own.personalize(fold_in(key, index), server, state, train)), ()
+
+        turns = None
         if self.deploys_in_turn:
-
-            def pass_on(place, server):
-                had = at_place(handed_over, place, server)
-                return choose(all_finite(had), had, server)
-
-            server = jax.lax.fori_loop(0, place, pass_on, server)
-            server = at_place(handed_over, place, server)
-        return at_place(deployed, place, server)
+            turns = Turns(_turn("personalize"), jnp.asarray(numbers), self.settings.usual_size(data.num_clients))
+        shared = server, fold_in(fold_in(key, EVALUATION), rounds)
+        return self._map(deploy, method, data, key, shared, places, rows, turns=turns)[0]
 
     def evaluate_new(self, data: Federation, server: PyTree, key: PRNGKey, rounds: jax.Array) -> tuple[Scores, Scores]:
         """Scores (received, trained) of clients that never took part, see `pfl_jax.Engine.evaluate_new`."""
-        method = self._last_method(rounds)
+        method = self.method_of(jnp.maximum(rounds - 1, 0))
 
         def evaluate_one(method, data, shared, index):
             server, key = shared
@@ -239,28 +226,9 @@ class RoundProgram:
             predict = checked_predict(method, data)
             return tuple(score(predict, personal, test, method.task) for personal in (received, trained)), ()
 
-        everyone = self.everyone(data)
-        shared = (server, fold_in(fold_in(key, NEWCOMERS), rounds))
+        everyone, shared = self.everyone(data), (server, fold_in(fold_in(key, NEWCOMERS), rounds))
         rows, _ = self._map(evaluate_one, method, data, None, shared, everyone)
         return in_client_order(everyone.ids, data.num_clients, rows, data.mesh or self.mesh)
-
-    def attackers(self, data: Federation, key: PRNGKey) -> jax.Array | None:
-        """Attackers of the run with this key, bool [N]; None if nobody attacks."""
-        share, num_clients = self.settings.attackers, data.train_count.shape[0]
-        return attackers(key, num_clients, share) if round(share * num_clients) else None
-
-    def _of_client(self, method: Method, attacks: jax.Array | None, data: FederatedData, client: jax.Array) -> Method:
-        """Method as a client follows it; an attacker follows another one."""
-        if attacks is None or self.settings.attack is None:
-            return method
-        kind, scale = self.settings.attack, self.settings.attack_scale
-        if kind == "labels" and method.task.kind != "classes":
-            raise InvalidInput(f"attack labels is for classification, and the model's task is {method.task.name}")
-        return attacked(method, kind, attacks[client], scale=scale, num_classes=data.num_classes)
-
-    def _last_method(self, rounds: jax.Array) -> Method:
-        """Method of the last of `rounds` completed rounds; of the first round if none is completed."""
-        return self.method_of(jnp.maximum(rounds - 1, 0))
 
     def method_of(self, index: int | jax.Array) -> Method:
         """Method of a round, whose server keeps the earlier states from which clients may begin."""
@@ -310,41 +278,73 @@ class RoundProgram:
     ) -> tuple[Any, PyTree]:
         """Rows [D, W, ...] and sums of fn(method, data, shared, client, *rows of the client).
 
-        The method is the one that the client follows, as an attacker or not in the run with this key; key None: all are
-        honest. With turns, `shared` begins with the server's state, and each client gets its own state in its place.
+        The method is that of an attacker, or of an honest client, in the run with this key; None: all are honest. With
+        turns, `shared` begins with the server's state, in whose place each client gets its own.
         """
-        attacks = None if key is None else self.attackers(data, key)
+        settings, mesh, is_attacker = self.settings, data.mesh or self.mesh, None
+        if key is not None and round(settings.attackers * data.num_clients):
+            is_attacker = attackers(key, data.num_clients, settings.attackers)
 
-        def of_client(fn, arguments, client):
-            data, shared, attacks = arguments
-            data, (index, *rows) = data.on_device(), client
+        def of_client(fn, arguments, client, *handed):
+            data, shared, is_attacker = arguments
+            data, (index, *rows), own = data.on_device(), client, method
+            if is_attacker is not None and settings.attack is not None:
+                options = {"scale": settings.attack_scale, "num_classes": data.num_classes}
+                own = attacked(method, settings.attack, is_attacker[index], **options)
             with use(method.frozen, data.frozen):
-                return fn(self._of_client(method, attacks, data, index), data, shared, index, *rows)
+                return fn(own, data, (*handed, *shared[len(handed) :]), index, *rows)
 
-        def begun_with(server, arguments):
-            data, (_, *shared), attacks = arguments
-            return data, (server, *shared), attacks
-
-        mesh, chunk = data.mesh or self.mesh, self.settings.chunk
+        chunk = settings.chunk[self.network or 0] if isinstance(settings.chunk, tuple) else settings.chunk
         if chunk == "auto":
             # `run` chooses by the clients' sizes, which are not known here.
             chunk = 1 if jax.default_backend() == "cpu" else None
-        assert not isinstance(chunk, tuple)
         if chunk is None:
             chunk = -(-places.size // (1 if mesh is None else mesh.size))
         how = {"chunk": chunk, "mesh": mesh, "specs": (data.specs, PartitionSpec(), PartitionSpec())}
-        arguments, clients = (data, shared, attacks), (places.ids, *rows)
+        arguments, clients = (data, shared, is_attacker), (places.ids, *rows)
         if turns is None:
             return map_places(partial(of_client, fn), arguments, clients, places.is_real, **how)
+        turns = turns._replace(pass_on=partial(of_client, turns.pass_on))
         return map_in_turn(
-            lambda arguments, client, had: of_client(fn, begun_with(had, arguments), client),
-            lambda arguments, got, client: of_client(turns.pass_on, begun_with(got, arguments), client),
-            arguments,
-            shared[0],
-            clients,
-            turns.numbers,
-            places.is_real,
-            chain=turns.chain,
-            size=places.size,
-            **how,
+            *(partial(of_client, fn), turns, arguments, shared[0], clients, places.is_real), size=places.size, **how
         )
+
+
+def _turn(before: str) -> Callable[..., tuple[PyTree, PyTree]]:
+    """Turn of a client before a stage, a field of `HandOver`: what it has then, and what it passes on."""
+
+    def take(own, data, shared, index, state, present=True, late=None):
+        server, key = shared
+        had = getattr(own.hand_over, before)(fold_in(key, index), server, state, client_data(data, index, "train"))
+        return had, choose(present & all_finite(had), had, server)
+
+    return take
+
+
+def checked_predict(method: Method, data: FederatedData) -> Callable[..., jax.Array]:
+    """A method's `predict`; while it is traced, it raises InvalidInput if outputs do not fit the task and the data."""
+
+    def predict(personal, inputs):
+        outputs = method.predict(personal, inputs)
+        method.task.check(outputs.shape, data.num_classes)
+        return outputs
+
+    return predict
+
+
+def _of_loss(task: Task) -> Task:
+    """The task with its loss as the only score."""
+    return task._replace(scores=(Score("loss", task.loss, False),), kept=lambda outputs, y: outputs)
+
+
+def _scored(method: Method, data: FederatedData, client: jax.Array, personal: Personal, *, training: bool = False):
+    """Scores of a client's model on all of its examples; of those for training the loss alone, if it is wanted."""
+
+    def on(split, task):
+        return score(checked_predict(method, data), personal, client_data(data, client, split), task)
+
+    scores = on("test", method.task)
+    loss = on("train", _of_loss(method.task)) if training else None
+    return replace(
+        scores, train=loss, validation=None if data.validation_count is None else on("validation", method.task)
+    )

@@ -129,7 +129,7 @@ def named(text: str) -> Selection:
 def method_in_cohort(
     method: Method, selection: Selection | None, cohort: Cohort, data: FederatedData, client: jax.Array | int
 ) -> Method:
-    """Method of a client of a cohort: with the weights of `Selection.equal`, and idle if it has no examples.
+    """Method of a client of a cohort: with the weights of `Selection.equal`; one without examples sends zeros.
 
     Args:
       method: the method.
@@ -138,9 +138,9 @@ def method_in_cohort(
       data: the federation, as a device has it.
       client: number of the client.
     """
-    if data.active is not None:
-        method = _idle(method, data.active[client])
-    if selection is None or not selection.equal or len(cohort.clients) == cohort.num_clients:
+    active = None if data.active is None else data.active[client]
+    is_equal = selection is not None and selection.equal and len(cohort.clients) < cohort.num_clients
+    if active is None and not is_equal:
         return method
 
     def local(key, server, client, data):
@@ -149,19 +149,11 @@ def method_in_cohort(
         def divided(part):
             return part if isinstance(part, Update) else part._replace(weight=part.weight / jnp.maximum(count, 1.0))
 
-        return result._replace(message=map_means(divided, result.message, rest=lambda part: part))
-
-    return method._replace(local=local)
-
-
-def _idle(method: Method, active: jax.Array) -> Method:
-    """Method of a client that keeps its state and sends zeros unless it is active, bool scalar."""
-
-    def local(key, server, client, data):
-        result = method.local(key, server, client, data)
-        nothing = jax.tree.map(jnp.zeros_like, result.message)
-        return result._replace(
-            client=choose(active, result.client, client), message=choose(active, result.message, nothing)
-        )
+        if is_equal:
+            result = result._replace(message=map_means(divided, result.message, rest=lambda part: part))
+        if active is None:
+            return result
+        kept = choose(active, (result.client, result.message), (client, jax.tree.map(jnp.zeros_like, result.message)))
+        return result._replace(client=kept[0], message=kept[1])
 
     return method._replace(local=local)

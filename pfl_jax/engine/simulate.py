@@ -17,15 +17,12 @@ from pfl_jax.engine.body import Outcome
 from pfl_jax.engine.build import Engine, adopted, build, compiled
 from pfl_jax.engine.checks import (
     check_engine,
-    check_not_traced,
-    check_phases,
     check_run,
     explain_misfit,
     typed_key,
-    usual_settings,
 )
 from pfl_jax.engine.cohort import Settings, sample_cohort, stragglers
-from pfl_jax.engine.loop import OnNaN, RoundResult, play
+from pfl_jax.engine.loop import OnNaN, RoundResult, check_not_traced, play, usual_settings
 from pfl_jax.engine.mapping import ClientMesh, client_mesh, note_idle_cores, replicate
 from pfl_jax.engine.remembered import MakeMethod
 from pfl_jax.engine.store import Federation, OnDisk, OnHost
@@ -124,21 +121,21 @@ def run(
     make: Any = method
     made: Method | MethodSchedule = make if hyper_parameters is None else make(**values)
     check_run(made, federation, settings, mesh, state, state_on, state_folder, newcomers)
-    check_phases(phases, settings, newcomers)
+    _check_phases(phases, settings, newcomers)
     if federation.mesh is not None and mesh not in (None, federation.mesh):
         raise InvalidInput("mesh: the data is already on the mesh of placement.place; leave mesh out")
     mesh = federation.mesh or mesh
     if mesh is None and federation.num_clients > 1:
         note_idle_cores()
     frozen = at_round(made, 0).frozen
-    federation = federation.with_frozen(frozen)
-    newcomers = newcomers if newcomers is None else newcomers.with_frozen(frozen)
-    # Once, not at each evaluation; clients that belong to devices are there already.
-    federation = federation if federation.mesh else replicate(federation, mesh)
-    newcomers = newcomers if newcomers is None or newcomers.mesh else replicate(newcomers, mesh)
-    if phases is not None:
-        parts = (replicate(part.with_frozen(frozen), mesh) for part in phases.parts)
-        phases = replace(phases, parts=tuple(parts), first=federation)
+
+    def moved(data):
+        # Once, not at each evaluation; clients that belong to devices are there already.
+        data = data.with_frozen(frozen)
+        return data if data.mesh else replicate(data, mesh)
+
+    federation, newcomers = moved(federation), None if newcomers is None else moved(newcomers)
+    phases = None if phases is None else replace(phases, parts=tuple(map(moved, phases.parts)), first=federation)
     devices = 1 if mesh is None else mesh.size
     settings = chunking.resolved(settings, made, np.asarray(federation.train_count), devices=devices)
     if engine is not None:
@@ -167,6 +164,18 @@ def run(
     from rich.progress import track
 
     return iter(track(results, "rounds", total=settings.rounds - (0 if state is None else int(state.round))))
+
+
+def _check_phases(phases: Phases | None, settings: Settings, newcomers: Federation | None) -> None:
+    """Raise InvalidInput for what cannot be measured where the data change."""
+    if phases is None:
+        return
+    if settings.patience is not None:
+        raise InvalidInput("patience compares rounds by the same examples, and those of phases change")
+    if newcomers is not None:
+        raise InvalidInput("newcomers cannot be given with phases: hold clients out as a phase in which they join")
+    if settings.rounds <= phases.starts[-1]:
+        raise InvalidInput(f"rounds is {settings.rounds}, and the last phase begins after {phases.starts[-1]} rounds")
 
 
 def committed(tree: PyTree) -> PyTree:

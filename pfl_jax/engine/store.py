@@ -9,7 +9,7 @@ import dataclasses
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,15 +53,11 @@ class Members(NamedTuple):
 
     Attributes:
       num_clients: number of these clients.
-      own: rows of the clients whose states this process stores, ascending.
+      own_clients: gives the rows of the clients whose states this process stores, ascending.
     """
 
     num_clients: int
-    own: np.ndarray
-
-    def own_clients(self) -> np.ndarray:
-        """Sorted rows of the clients whose states this process stores."""
-        return self.own
+    own_clients: Callable[[], np.ndarray]
 
 
 class ClientStore:
@@ -101,12 +97,9 @@ class ClientStore:
         return rows if ids is None else scatter(clients, ids, rows)
 
     def adopt(self, data: Federation | Members, mesh: Mesh | None, clients: PyTree) -> PyTree:
-        """States given from outside, moved into this store; the given arrays stay unchanged.
+        """States given from outside, of all clients or of this process's own ones, moved into this store.
 
-        Args:
-          data: the federation.
-          mesh: devices of the run.
-          clients: rows of all clients or of this process's own ones, from any store.
+        The given arrays, which may be of any store, stay unchanged.
         """
         # A disk's rows change in the next round.
         copies = jax.tree.map(lambda leaf: jnp.array(leaf, copy=self._donate or isinstance(leaf, np.memmap)), clients)
@@ -171,11 +164,21 @@ class OnHost(ClientStore):
 
     def adopt(self, data: Federation | Members, mesh: Mesh | None, clients: PyTree) -> PyTree:
         own = data.own_clients()
-        return jax.tree.map(lambda leaf: np.array(leaf if len(leaf) == len(own) else np.asarray(leaf)[own]), clients)
+        copied = self._allocate(clients, len(own))
+        for start in range(0, len(own), BLOCK):
+            rows = np.arange(start, min(start + BLOCK, len(own)))
+            given = jax.tree.map(
+                lambda leaf, at=rows: np.asarray(leaf)[at if len(leaf) == len(own) else own[at]], clients
+            )
+            self._fill(copied, rows, given)
+        return copied
 
     def _allocate(self, like: PyTree, count: int) -> PyTree:
         """Uninitialized states of this number of clients, shaped like some rows."""
-        return jax.tree.map(lambda leaf: np.empty((count, *leaf.shape[1:]), leaf.dtype), like)
+        return jax.tree.map(lambda leaf: self._empty((count, *leaf.shape[1:]), np.dtype(leaf.dtype)), like)
+
+    def _empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        return np.empty(shape, dtype)
 
     def _fill(self, clients: PyTree, positions: np.ndarray, rows: PyTree) -> None:
         """Write rows into the states of these clients."""
@@ -200,29 +203,18 @@ class OnDisk(OnHost):
         super().__init__(donate=True)
         self._folder = folder
 
-    def adopt(self, data: Federation | Members, mesh: Mesh | None, clients: PyTree) -> PyTree:
-        copied = self._allocate(clients, data.num_clients)
-        for start in range(0, data.num_clients, BLOCK):
-            ids = np.arange(start, min(start + BLOCK, data.num_clients))
-            self._fill(copied, ids, jax.tree.map(lambda leaf, ids=ids: np.asarray(leaf[ids]), clients))
-        return copied
-
-    def _allocate(self, like: PyTree, count: int) -> PyTree:
-        return jax.tree.map(lambda leaf: _mapped((count, *leaf.shape[1:]), np.dtype(leaf.dtype), self._folder), like)
-
-
-def _mapped(shape: tuple[int, ...], dtype: np.dtype, folder: str | Path | None) -> np.ndarray:
-    """Array in a new file without a name, which disappears with the array; CannotWrite if there is no room for it."""
-    if not (size := math.prod(shape) * dtype.itemsize):
-        return np.empty(shape, dtype)
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            # Only Linux reserves room; elsewhere a disk that fills up later ends the process.
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file.fileno(), 0, size)
-            return np.memmap(file, dtype, "r+", shape=shape)
-    except OSError as error:
-        raise cannot_write(Path(folder or tempfile.gettempdir()), error) from None
+    def _empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Array in a new file without a name, which disappears with the array; CannotWrite if there is no room."""
+        if not (size := math.prod(shape) * dtype.itemsize):
+            return super()._empty(shape, dtype)
+        try:
+            with tempfile.TemporaryFile(dir=self._folder) as file:
+                # Only Linux reserves room; elsewhere a disk that fills up later ends the process.
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, size)
+                return np.memmap(file, dtype, "r+", shape=shape)
+        except OSError as error:
+            raise cannot_write(Path(self._folder or tempfile.gettempdir()), error) from None
 
 
 def _stored(own: np.ndarray, places: Places, mesh: Mesh | None) -> tuple[np.ndarray, np.ndarray]:

@@ -7,9 +7,8 @@ another device. The docstring of `run` has an example.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +16,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pfl_jax.base import PRNGKey, PyTree, State
-from pfl_jax.data.federated import PER_CLIENT, FederatedData
+from pfl_jax.data.federated import FederatedData
 from pfl_jax.engine import chunking, loop, simulate
 from pfl_jax.engine.build import compiled
-from pfl_jax.engine.checks import check_not_traced, check_sweep, explain_misfit, typed_key, usual_settings
+from pfl_jax.engine.checks import check_sweep, explain_misfit, typed_key
+from pfl_jax.engine.loop import check_not_traced, usual_settings
 from pfl_jax.engine.mapping import AXIS, ClientMesh, map_places, replicate
 from pfl_jax.engine.remembered import MakeMethod
 from pfl_jax.engine.simulate import RoundResult, Settings
@@ -29,15 +29,13 @@ from pfl_jax.schedules import at_round
 from pfl_jax.validation import Count, check_arguments
 
 
-@dataclass(frozen=True)
-class OverRuns:
+class OverRuns(NamedTuple):
     """Turns a function of one run into one of R runs, whose arguments and results have a leading axis R.
 
     In the data, the clients' tables are [R, ...]; the pool of examples is shared by all runs.
 
     Attributes:
-      chunk: see `run`.
-      mesh: see `run`; here the number of devices must divide the number of runs.
+      chunk, mesh: see `run`; here the number of devices must divide the number of runs.
     """
 
     chunk: int | None
@@ -88,8 +86,7 @@ def run(
       settings: settings of all runs; `Settings.chunk` is the number of clients under one vmap within a run.
       keys: [R], the runs' keys.
       hyper_parameters: name -> values [R].
-      states: states to continue from, leaves [R, ...], instead of new ones initialized from the keys; states carry
-        their own keys.
+      states: states to continue from, leaves [R, ...], instead of new ones; states carry their own keys.
       chunk: runs under one vmap on each device: 1 trains one after another, None all at once; "auto" means 1 for
         convolutions on a CPU, and None otherwise.
       mesh: devices to spread the runs over, see `pfl_jax.client_mesh`; None uses the default device.
@@ -187,5 +184,5 @@ def bytes_of_runs(make_method: MakeMethod, data: FederatedData, settings: Settin
 
 def _split(data: FederatedData) -> tuple[FederatedData, dict[str, jax.Array]]:
     """Pool of examples, shared by all runs, and the per-client arrays."""
-    own = {name: getattr(data, name) for name in PER_CLIENT if getattr(data, name) is not None}
+    own = data.per_client
     return data._replace(**dict.fromkeys(own)), own

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.random import fold_in
 
 from pfl_jax.base import Client, Message, Method, PRNGKey, Server
+from pfl_jax.errors import InvalidInput
 from pfl_jax.messages import map_means, needs_changeable, trained_from
 from pfl_jax.streams import ATTACK
 
@@ -44,8 +45,13 @@ def attacked(
     Returns:
       A `Method` with the states of `method`; its `local` raises InvalidInput if the messages have no `Mean`, or only
       exact ones, unless the attack is "labels".
+
+    Raises:
+      InvalidInput: "labels" for a task other than classification.
     """
     if attack == "labels":
+        if method.task.kind != "classes":
+            raise InvalidInput(f"attack labels is for classification, and the model's task is {method.task.name}")
 
         def flipped(data):
             return data._replace(y=jnp.where(attacks, num_classes - 1 - data.y, data.y))

@@ -1,4 +1,4 @@
-"""Models in which the examples of a batch influence each other are refused, see `pfl_jax.engine.batch_rows`."""
+"""Models in which the examples of a batch influence each other are refused, see `pfl_jax.engine.checks`."""
 
 import jax
 import jax.numpy as jnp

@@ -16,7 +16,7 @@ from pfl_jax import Settings, mixed, simulate
 from pfl_jax.base import HandOver, LocalResult, Mean, Method
 from pfl_jax.cross_evaluation import cross_scores
 from pfl_jax.data.federated import hold_out
-from pfl_jax.engine import hand_over, placement, rounds
+from pfl_jax.engine import mapping, placement, rounds
 from pfl_jax.engine.body import chain_of, round_programs
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
@@ -80,7 +80,7 @@ def played(block, devices=None):
     settings = Settings(rounds=2, participation=3 / 7, drop_rate=0.3, chunk=1 if block == 1 else 2)
     data = placement.place(data, mesh) if devices == "own" else data
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hand_over, "BLOCK", block)
+        patch.setattr(mapping, "BLOCK", block)
         return list(pfl_jax.run(trail(), data, settings, KEY, mesh=mesh))
 
 

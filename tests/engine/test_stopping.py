@@ -9,7 +9,7 @@ import pytest
 from problems import tiny_federation, tiny_method
 
 from pfl_jax import InvalidInput, Settings, data, models, simulate, sweep
-from pfl_jax.engine.stopping import Patience
+from pfl_jax.engine.loop import Patience
 from pfl_jax.methods import make_method
 from pfl_jax.tasks import Score, Scores
 
