@@ -12,7 +12,7 @@ from experiments.folder.version import RESUMED_BY, code_version, note_on_code, v
 from experiments.run.build import Experiment
 from experiments.run.records import privacy_record
 from experiments.spec.identity import difference, fixed_rounds
-from experiments.spec.option_notes import is_own
+from experiments.spec.option_notes import flag, is_own
 from experiments.spec.options import PROCESSES, Options
 from experiments.spec.own_code import CODE, check_unchanged, path_of
 from experiments.spec.spec import Spec, stored_options
@@ -106,9 +106,9 @@ def spec_of(
         entries = config.get("own_code", {})
         own = [kind for kind in CODE if is_own(values.get(kind))]
         if bare := [kind for kind in own if kind not in entries]:
-            raise InvalidInput(f"it names {values[bare[0]]} as --{bare[0]}, without the digest of its text")
+            raise InvalidInput(f"it names {values[bare[0]]} as {flag(bare[0])}, without the digest of its text")
         if missing := [kind for kind in own if kind not in named]:
-            words = [f"--{kind} {entries[kind]['file']}:{values[kind].rpartition(':')[2]}" for kind in missing]
+            words = [f"{flag(kind)} {entries[kind]['file']}:{values[kind].rpartition(':')[2]}" for kind in missing]
             raise CodeNotNamed(
                 "the run has code of your own, which is executed only where you name it: read it, then add "
                 f"{' '.join(words)} (load_run: {', '.join(f'{kind}=...' for kind in missing)})"

@@ -22,7 +22,7 @@ from experiments.spec.choices import (
     Share,
     TaskName,
 )
-from experiments.spec.option_notes import NotInSweeps, Trait
+from experiments.spec.option_notes import NotInSweeps, Trait, WordsOrOwnCode
 from pfl_jax.data.preparation import Encode, Impute
 from pfl_jax.data.specs import PixelNormalization, Shift, Source
 from pfl_jax.engine.selection import SELECTIONS
@@ -134,10 +134,11 @@ class Federation:
     """Weight of a straggler in the draw of a cohort, where other clients have weight 1; above 0 and at most 1."""
     drop_rate: BelowOne = 0.0
     """Share of a round's clients, drawn anew, that train but drop out before they send; at least 0 and below 1."""
-    select_clients: Annotated[str | None, SELECTIONS] = None
+    select_clients: Annotated[str | None, WordsOrOwnCode(*SELECTIONS), Trait.CODE] = None
     """Draw of a round's clients (with --participation below 1): all alike (uniform, or None), by numbers of examples
     (by_size), by last training losses (by_loss), in turn (round_robin), or those of largest last training loss among D
-    drawn by size (power_of_choice:D). With by_size and power_of_choice they count alike in the server's means."""
+    drawn by size (power_of_choice:D); or by the weights of a function FILE.py:NAME. With by_size and power_of_choice
+    they count alike in the server's means."""
     held_out_clients: Annotated[FromZero, NotInSweeps("newcomers are measured in single runs")] = 0
     """Number of clients that never take part; each evaluation also scores the models that such newcomers get, before
     and after one local training that is then forgotten."""

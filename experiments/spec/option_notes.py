@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeGuard, TypeVar, get_args, get_origin
 
 from pfl_jax.errors import InvalidInput
-from pfl_jax.validation import LARGEST, check_value, describe, hint, literals, notes_of, parts, unknown
+from pfl_jax.validation import LARGEST, Words, check_value, describe, hint, literals, notes_of, parts, unknown
 
 Note = TypeVar("Note")
 
@@ -121,6 +121,16 @@ def element_of(kind: Any) -> Any:
 def is_own(name: Any) -> TypeGuard[str]:
     """Whether the value of an option names a file of the user's, not something built in, or anything else."""
     return isinstance(name, str) and (name.endswith(".py") or ".py:" in name)
+
+
+class WordsOrOwnCode(Words):
+    """Texts that an option accepts, or FILE.py:NAME."""
+
+    def parse(self, text: Any, name: str) -> tuple[str, float | None]:
+        return (text, None) if is_own(text) else super().parse(text, name)
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}, or FILE.py:NAME"
 
 
 def is_partition_file(name: str) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_origin
 
-from experiments.spec.option_notes import Trait, is_own, is_partition_file, marked
+from experiments.spec.option_notes import Trait, flag, is_own, is_partition_file, marked
 from experiments.spec.options import KINDS, RESULT_NEUTRAL
 from pfl_jax.base import Method
 from pfl_jax.errors import InvalidInput, first_line, last_frame
@@ -79,13 +79,13 @@ def function(kind: str, name: str) -> Callable[..., Any]:
     """Function of an option (of EXECUTED) with the value FILE.py:NAME."""
     _, colon, attribute = name.rpartition(":")
     if not colon or not attribute:
-        raise InvalidInput(f"--{kind} {name} lacks the name of a function in the file: {name.rstrip(':')}:NAME")
+        raise InvalidInput(f"{flag(kind)} {name} lacks the name of a function in the file: {name.rstrip(':')}:NAME")
     module, _ = _load(path_of(name))
     found = getattr(module, attribute, None)
     if found is None:
-        raise InvalidInput(f"--{kind} {name}: the file has no {attribute}{hint(attribute, vars(module))}")
+        raise InvalidInput(f"{flag(kind)} {name}: the file has no {attribute}{hint(attribute, vars(module))}")
     if not callable(found):
-        raise InvalidInput(f"--{kind} {name} is a {type(found).__name__}, not a function")
+        raise InvalidInput(f"{flag(kind)} {name} is a {type(found).__name__}, not a function")
     return found
 
 

@@ -23,7 +23,7 @@ from experiments.spec.choices import CUSTOM, TARGETS, WITH_FILES
 from experiments.spec.hyper_parameters import check_schedules, method_options, real_numbers
 from experiments.spec.option_notes import Trait, flag, is_own, is_partition_file, marked, option_words
 from experiments.spec.options import COMMON, KINDS, Options
-from experiments.spec.own_code import EXECUTED, OTHER_FILES, files, read, weights_file
+from experiments.spec.own_code import EXECUTED, OTHER_FILES, files, function, read, weights_file
 from pfl_jax.data import own_files, partition_files, sites
 from pfl_jax.data.natural import NATURAL
 from pfl_jax.engine import selection
@@ -277,7 +277,9 @@ def settings_of(options: Options) -> Settings:
     """The library's settings of a run; InvalidInput where they do not fit together."""
     named = {name: value for name, value in vars(options).items() if name in Settings.__dataclass_fields__}
     # A run that is resumed has to know all its evaluations, so its log decides when it ends, see `best_round.final`.
-    named |= {"patience": None, "select": options.select_clients and selection.named(options.select_clients)}
+    text = options.select_clients
+    select = function("select_clients", text) if is_own(text) else text and selection.named(text)
+    named |= {"patience": None, "select": select}
     return Settings(before_aggregation=options.eval_protocol == "before_aggregation", **named)
 
 

@@ -216,3 +216,25 @@ def test_all_own_files_that_a_command_must_name_are_said_at_once(tmp_path):
     config = {"options": options, "own_code": entries, "hyper_parameters": {}}
     with pytest.raises(InvalidInput, match=r"add --model /own/b\.py:net --method /own/a\.py:slow \(load_run"):
         spec_of(config, tmp_path)
+
+
+CHOICE = """
+import jax.numpy as jnp
+
+def first(key, round_index, counts, losses, size):
+    return jnp.float32(jnp.arange(len(counts)) < size)
+"""
+
+
+def test_clients_are_chosen_by_a_function_of_ones_own(tmp_path, capsys):
+    """In a run, and in its resumption if the command names the file again."""
+    (tmp_path / "choice.py").write_text(CHOICE)
+    run, own = f"{tmp_path}/run", ["--select-clients", f"{tmp_path}/choice.py:first"]
+    words = ["--method", "fedavg", "--num-clients", "6", "--participation", "0.5", "--model", "mlp", "--rounds", "2"]
+    assert main("digits", [*words, *own, "--out", run]) == 0
+    assert list(json.loads((tmp_path / "run/config.json").read_text())["own_code"]) == ["select_clients"]
+    *_, last = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+    assert [score is not None for score in last["trained_per_client"]] == [True] * 3 + [False] * 3
+    assert main("digits", ["--resume", run, "--rounds", "3"]) == 2
+    assert f"add --select-clients {tmp_path}/choice.py:first" in capsys.readouterr().err
+    assert main("digits", ["--resume", run, "--rounds", "3", *own]) == 0
