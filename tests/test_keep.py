@@ -43,9 +43,7 @@ def test_the_page_in_flax_pytorch_and_another_process(here, capsys, monkeypatch)
     assert {number for *_, number in logged} == {1, 2, 3}
     shown = capsys.readouterr().out
     assert all(name in shown for name in ("north", "east", "south", "west"))
-    assert list(names["table"].columns) == [
-        *("seed", "lr", "round", "client", "protocol", "split", "score", "value"),
-    ]
+    assert list(names["table"].columns) == [*("seed", "lr", "round", "client", "protocol", "split", "score", "value")]
     assert isinstance(names["table"], pandas.DataFrame)
     rows = names["accuracies"].query("client == 'south' and round == 3")
     assert rows.value.item() == pytest.approx(names["results"][2].received["accuracy"][2])

@@ -67,12 +67,13 @@ def test_a_command_stores_what_it_measures(tmp_path, monkeypatch, capsys):
         monkeypatch.setenv(name, value)
     file = tmp_path / "figures.jsonl"
     records.store(file, "other", records.Section("Other", ROWS, "", MACHINE))
-    monkeypatch.setattr(measure, "machine", lambda: dict(MACHINE))
+    machine_here = measure.machine
+    monkeypatch.setattr(measure, "machine", lambda: machine_here() | MACHINE)
     assert main(["--quick", "--out", str(file)]) == 0
     assert "no GPU: GPU rows need one, lab.gpu" in capsys.readouterr().out
     found = records.stored(file)
     with_torch = importlib.util.find_spec("torch") is not None
-    assert list(found) == ["other", "training", *["networks"] * with_torch, "head-weights"]
+    assert {*found} == {"other", "training", *["networks"] * with_torch, "head-weights"}
     machine, rows = found["training"].machine or {}, found["training"].rows
     assert (machine["quick"], machine["cpu"]) == (True, "A Processor")
     assert ("PyTorch" in {row["by"] for row in rows}) == with_torch

@@ -15,6 +15,7 @@ from jax.extend import core
 
 from pfl_jax.fast.conv_general import conv_general
 from pfl_jax.fast.forms import Padding
+from pfl_jax.fast.order import pool_first
 from pfl_jax.fast.pooling import LARGEST, max_pool, sum_pool
 
 Record = TypeVar("Record")
@@ -91,9 +92,10 @@ def _fast_program(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
 
 def _rewritten(jaxpr: core.Jaxpr) -> core.Jaxpr:
     """Jaxpr with the same inputs and outputs and fast convolutions and pooling; unchanged if it has none."""
-    equations = [_rewritten_equation(equation) for equation in jaxpr.eqns]
-    changed = any(new is not old for new, old in zip(equations, jaxpr.eqns, strict=True))
-    return jaxpr.replace(eqns=equations) if changed else jaxpr
+    ordered = pool_first(jaxpr)
+    equations = [_rewritten_equation(equation) for equation in ordered.eqns]
+    changed = any(new is not old for new, old in zip(equations, ordered.eqns, strict=True))
+    return ordered.replace(eqns=equations) if changed else ordered
 
 
 def _rewritten_equation(equation: core.JaxprEqn) -> core.JaxprEqn:

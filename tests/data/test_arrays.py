@@ -9,20 +9,10 @@ import numpy as np
 import pytest
 
 from pfl_jax import ClientData, InvalidInput, client_mesh
-from pfl_jax.data import (
-    class_table,
-    client_data,
-    federate,
-    federate_runs,
-    from_arrays,
-    hold_out,
-    load,
-    partition,
-    select_run,
-)
+from pfl_jax.data import class_table, client_data, federate, federate_runs, from_arrays, load, partition, select_run
 from pfl_jax.engine import placement
 from pfl_jax.networks import models
-from pfl_jax.primitives import deployed_loss, fisher, gather
+from pfl_jax.primitives import deployed_loss, fisher
 
 # One program for each kind of call; operation by operation, each shape would compile a dozen.
 client_data = jax.jit(client_data, static_argnums=2)
@@ -75,25 +65,6 @@ def test_the_pool_has_what_is_used_in_order():
     for split in ("train", "test"):
         expected = [np.bincount(y[rows], minlength=10) for rows in getattr(parts, split)]
         np.testing.assert_array_equal(class_table(data, split), expected)
-
-
-def test_runs_held_out_clients_and_devices_have_the_same_inputs():
-    dataset = from_arrays(inputs(np.int32, (3,)), Y)
-    data, parts = federation(dataset, 4)
-    runs = federate_runs(dataset, [parts, parts])
-    stay, new = hold_out(data, 1)
-    placed = placement.place(data, client_mesh(jax.devices()[:2]))
-    for client in range(4):
-        wanted = client_data(data, client, "train")
-        for other in (
-            client_data(select_run(runs, 1), client, "train"),
-            client_data(*((stay, client) if client < 3 else (new, 0)), "train"),
-            client_data(gather(placed.own, placed.owner[client])._replace(row=placed.row), client, "train"),
-        ):
-            assert other.x.dtype == jnp.int32
-            np.testing.assert_array_equal(other.x[: len(parts.train[client])], wanted.x[: len(parts.train[client])])
-    bare = placement.without_inputs(dataset)
-    assert (bare.train_x.dtype, bare.input_shape, len(bare.train_x)) == (np.int32, (3,), 0)
 
 
 def test_each_run_has_the_clients_and_the_shift_of_its_own_seed():
@@ -187,27 +158,6 @@ def test_a_share_of_each_class_or_client_is_the_test_set():
     dataset = from_arrays(x, Y, client=owner)
     assert dataset.client_names == ("a", "b", "c")
     np.testing.assert_array_equal(np.bincount(dataset.test_client), [4, 1, 5])
-
-
-def test_natural_clients_have_their_own_rows_alone():
-    owner = RNG.permutation(np.repeat([11, 5, 7], [9, 12, 19]))
-    x = np.stack([owner, np.arange(40)], axis=1)
-    dataset = from_arrays(x, Y, client=owner)
-    parts = partition.natural(dataset)
-    data, seen = federate(dataset, parts), []
-    for client, name in enumerate((5, 7, 11)):
-        for split in ("train", "test"):
-            got = client_data(data, client, split)
-            rows = np.asarray(got.x)[np.asarray(got.mask)]
-            assert (rows[:, 0] == name).all()
-            np.testing.assert_array_equal(np.asarray(got.y)[np.asarray(got.mask)], Y[rows[:, 1]])
-            seen += rows[:, 1].tolist()
-    assert sorted(seen) == list(range(40))
-    with pytest.raises(InvalidInput, match="has 3 clients, not 4"):
-        partition.make("natural", dataset, 4)
-    np.testing.assert_array_equal(partition.make("natural", dataset, 3, beta=None).train[0], parts.train[0])
-    with pytest.raises(InvalidInput, match="client 11 has no test rows"):
-        partition.natural(dataset._replace(test_client=dataset.test_client % 2))
 
 
 @pytest.mark.parametrize("shape", [(3,), (5, 2), (4, 4, 3)], ids=str)

@@ -89,12 +89,6 @@ def test_each_batch_is_augmented_anew_and_the_order_stays():
     assert not np.array_equal(seen, batches(AUGMENT, 3, x, key=1)[0])
 
 
-def test_padding_changes_nothing():
-    x = images(6)
-    expected, _ = batches(AUGMENT, 2, x)
-    np.testing.assert_array_equal(batches(AUGMENT, 2, x, padding=7)[0], expected)
-
-
 # The tiny problem's images are 2 x 3 pixels of one channel.
 TINY = CropAndFlip((2, 3, 1), (-2.0,), border=1)
 

@@ -195,8 +195,6 @@ CHANGES = {
     "a row twice": (lambda file: file["clients"][1]["train"].append(5), "client 1 has example 5 twice"),
     "no rows but a text": (lambda file: file["clients"][0].update(train="all"), "client 0 has training indices"),
     "another split": (lambda file: file["clients"][0].update(dev=[1]), "it has rows for dev, and rows are for train"),
-    "no clients": (lambda file: file.update(clients=[]), "tables of 0 clients"),
-    "rows of another kind": (lambda file: file.update(train_rows="6"), "cannot be read as a partition"),
     "no digest": (lambda file: file.pop("digest"), "cannot be read as a partition: there is no 'digest'"),
 }
 

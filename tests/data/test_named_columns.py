@@ -247,15 +247,6 @@ def test_booleans_and_pixels_are_filled_in_where_they_can_miss():
     assert from_arrays(np.zeros((8, 4, 4, 1), np.uint8), Y, impute="mean").preparation.columns[0].fill is None
 
 
-def test_classes_of_hugging_face_are_named_where_they_are_the_labels():
-    names = types.SimpleNamespace(names=["x", "y", "z"])
-    split = Split(
-        {"kind": np.arange(8) % 3, "y": np.arange(8) % 2, "client": np.repeat([0, 1], 4)}, kind=names, y=names
-    )
-    found = from_clients(split)
-    assert (found.train_x.dtype, found.class_names) == (np.int32, ("x", "y"))
-
-
 def test_features_of_arrays_are_filled_in_each_by_its_own():
     x = RNG.normal(size=(12, 2, 3))
     x[3, 1, 2] = x[4, 0, 0] = np.nan

@@ -26,17 +26,6 @@ def write_csv(path, columns):
         table.writerows(zip(*columns.values(), strict=True))
 
 
-def test_npz(tmp_path):
-    np.savez(tmp_path / "my.npz", x=X, kind=KIND, user=USER)
-    dataset = from_file(tmp_path / "my.npz", label="kind", client_column="user")
-    assert (dataset.name, dataset.source, dataset.train_x.dtype) == ("my", "npz", np.float32)
-    assert_rows(dataset, X, KIND, USER)
-    assert_rows(from_file(tmp_path / "my.npz", label="kind"), X, KIND)
-    # A mistake in the call is no damage of the file.
-    with pytest.raises(TypeError, match="imput"):
-        from_file(tmp_path / "my.npz", label="kind", imput="mean")
-
-
 def test_csv(tmp_path):
     columns = {"a": X[:, 0].tolist(), "user": USER, "b": X[:, 1].tolist(), "kind": KIND, "c": np.arange(24)}
     write_csv(tmp_path / "my.csv", columns)

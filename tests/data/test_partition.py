@@ -154,17 +154,6 @@ def test_pathological_clients_hold_few_classes_evenly(num_clients, protocol, tra
         np.testing.assert_array_equal(train[client] > 0, held_out[client] > 0)
 
 
-def test_clustered_groups_share_a_class_set_and_random_clients_do_not():
-    def class_sets(protocol):
-        partition = pathological(DATASET, 20, protocol=protocol, train_size=60, test_size=20, seed=1)
-        return [tuple(np.flatnonzero(counts)) for counts in table(partition.train)]
-
-    clustered = class_sets("clustered")
-    assert clustered[:5] * 4 == clustered
-    assert len(set(clustered)) == 5
-    assert len(set(class_sets("random"))) > 15
-
-
 # Dirichlet
 
 
@@ -196,14 +185,6 @@ def test_dirichlet_merged_deals_everything_once(num_clients, beta, seed, keep_sp
         assert np.abs(table(partition.train) - 0.75 * both).max() < 1.01
     else:
         np.testing.assert_array_equal(sizes(partition.train), np.round(0.75 * held))
-
-
-def test_dirichlet_proportions_have_the_moments_of_the_dirichlet():
-    """Mean 1/N and variance (1/N)(1 - 1/N) / (N beta + 1) of a client's share of a class."""
-    rng, totals = np.random.default_rng(0), np.full((2, 2000), 10_000)
-    shares = dirichlet_module._draw(rng, totals, dirichlet_module._separate_sets, 4, 0.5, (1, 1, 0))[0] / 10_000
-    np.testing.assert_allclose(shares.mean(axis=1), 0.25, atol=0.02)
-    np.testing.assert_allclose(shares.var(axis=1), 0.25 * 0.75 / 3, rtol=0.1)
 
 
 @pytest.mark.parametrize("protocol", ["fedpac", "fedas"])

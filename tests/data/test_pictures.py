@@ -58,11 +58,7 @@ IN_COLOR = {
 }
 """Mode -> content of a file for a picture in color."""
 
-IN_GRAY = {
-    "L": png,
-    "LA": lambda gray: png(gray.convert("LA")),
-    "alpha alone": only_alpha,
-}
+IN_GRAY = {"L": png, "LA": lambda gray: png(gray.convert("LA")), "alpha alone": only_alpha}
 """The same of a gray picture."""
 
 

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from problems import diverging, tiny_federation, tiny_method
-from trees import assert_same, row
+from rounds import local_results
+from trees import assert_same, average, row
 
 from pfl_jax import Diverged, Settings, simulate
 from pfl_jax.data import client_data, hold_out
@@ -31,18 +32,12 @@ def first_round(method, settings, **options):
 @functools.cache
 def by_hand():
     """What all clients hold and send after the first round, one after another: (state before, [result])."""
-    method = tiny_method()
-    state = simulate.build(method, simulate.Settings(rounds=1)).jit().init(DATA, KEY)
-    local, results = jax.jit(method.local), []
-    for client in range(4):
-        key = jax.random.fold_in(jax.random.fold_in(KEY, 0), client)
-        results.append(local(key, state.server, row(state.clients, client), client_data(DATA, client, "train")))
-    return state, results
+    state = simulate.build(tiny_method(), simulate.Settings(rounds=1)).jit().init(DATA, KEY)
+    return state, local_results(tiny_method(), DATA, state)
 
 
 def mean_backbone(results, counts):
-    weights, backbones = [counts[client] for client in results], [result.message.value for result in results.values()]
-    return jax.tree.map(lambda *leaves: np.average(leaves, axis=0, weights=weights), *backbones)
+    return average([result.message.value for result in results.values()], [counts[client] for client in results])
 
 
 assert_close = functools.partial(assert_same, rtol=2e-5, atol=2e-6)
@@ -74,11 +69,11 @@ def test_one_client_at_least_arrives():
 def test_a_diverged_client_stops_the_run_or_is_left_out(state_on, part):
     """Its state alone may be NaN, or its message alone."""
     # Client 0 has 9 examples.
-    settings = simulate.Settings(rounds=1)
+    settings, method = simulate.Settings(rounds=1), diverging(tiny_method(), 9, part=part)
     with pytest.raises(Diverged, match=r"round 1: .* client 0 is NaN") as caught:
-        first_round(diverging(tiny_method(), 9, part=part), settings, state_on=state_on)
+        first_round(method, settings, state_on=state_on)
     assert (caught.value.round, caught.value.clients) == (1, [0])
-    result = first_round(diverging(tiny_method(), 9, part=part), settings, state_on=state_on, on_nan="skip-client")
+    result = first_round(method, settings, state_on=state_on, on_nan="skip-client")
     assert result.diverged.tolist() == [0]
     assert result.cohort[~result.arrived].tolist() == [0]
     before, results = by_hand()

@@ -5,17 +5,12 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import reference
-from problems import HYPER_PARAMETERS, tiny_federation, tiny_method, tiny_model
+from problems import tiny_federation, tiny_method, tiny_model
 
 from pfl_jax import ClientData, LocalResult, Mean, Settings, simulate
 from pfl_jax.base import Survey
-from pfl_jax.engine import placement
-from pfl_jax.engine.store import OnHost
 from pfl_jax.methods import make_method
-from pfl_jax.testing.comparison import assert_close
-from pfl_jax.testing.conformance import play
 from pfl_jax.wrappers.attacks import attacked
 
 
@@ -94,41 +89,3 @@ def test_without_attackers_the_program_is_the_plain_one():
     # Of four clients a tenth is none.
     assert program(attack="labels", attackers=0.1) == plain
     assert len({plain, program(attack="signs", attackers=0.3), program(attack="labels", attackers=0.3)}) == 3
-
-
-TOGETHER = {"attackers": 0.5, "drop_rate": 0.4, "straggler_fraction": 0.5, "straggler_rate": 0.3}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("attack", ["labels", "signs", "noise"])
-@pytest.mark.parametrize("name", ["scaffold", "fedper", "fedpac", "fedas", "fedem", "fedproto_g"])
-def test_attacks_drop_outs_and_stragglers_on_every_engine(name, attack):
-    """With a median of compressed messages: in chunks, with states on the host, and with clients that devices own."""
-    wrapped = {"compress": "topk:0.3", "server_mean": "median"}
-    method, data = make_method(name, tiny_model(), **HYPER_PARAMETERS, **wrapped), tiny_federation()
-    settings = functools.partial(Settings, rounds=3, attack=attack, **TOGETHER)
-    want = play(simulate.build(method, settings()).jit(), data)
-    assert_close(play(simulate.build(method, settings(chunk=3)).jit(), data), want)
-    on_host = simulate.build(method, settings(), store=OnHost())
-    state = on_host.init(data, jax.random.key(0))
-    for _ in range(3):
-        state, _ = on_host.round(data, state, 3)
-    assert_close(state, want)
-    mesh = simulate.client_mesh()
-    placed = placement.place(data, mesh)
-    assert_close(play(simulate.build(method, settings()).jit(mesh), placed), want)
-    honest = play(simulate.build(method, Settings(rounds=3, drop_rate=0.4)).jit(), data)
-    # FedProto's server also has the clients' initial model, which is the same in every run.
-    apart = jax.tree.map(
-        lambda one, other: np.abs(np.asarray(one) - np.asarray(other)).max(), honest.server, want.server
-    )
-    assert max(jax.tree.leaves(apart)) > 1e-4
-
-
-def test_the_strength_of_an_attack_reaches_the_rounds():
-    def loss(scale):
-        settings = Settings(rounds=1, attack="signs", attackers=0.5, attack_scale=scale)
-        (result,) = simulate.run(tiny_method("fedavg"), tiny_federation(), settings, jax.random.key(0))
-        return result.received["loss"]
-
-    assert (loss(1.0) != loss(3.0)).all()

@@ -49,12 +49,10 @@ def number_of(loss):
     return np.log(CLASSES - 1) - np.log(np.expm1(np.asarray(loss, np.float64)))
 
 
-def numbers(seed, store):
+def numbers(engine, seed):
     """All numbers of a run of four clients, and of two that never take part."""
     everyone = tiny_federation((9, 20, 14, 5, 7, 12))
     data, newcomers = hold_out(everyone._replace(y=jnp.zeros_like(everyone.y)), 2)
-    engine = simulate.build(drawing(), Settings(rounds=ROUNDS), store=store)
-    engine = engine.jit() if store is None else engine
     state = engine.init(data, jax.random.key(seed))
     found = [state.server["first"], state.server["asked"], state.clients["first"]]
     found.append(number_of(engine.evaluate(data, state)["loss"]))
@@ -69,7 +67,9 @@ def numbers(seed, store):
 @pytest.mark.parametrize("store", [None, pytest.param(OnHost(), marks=pytest.mark.slow)], ids=["device", "host"])
 def test_every_key_of_a_run_is_another_one(store):
     """Over rounds, clients, newcomers, the survey, both initializations, training, aggregation and evaluation."""
-    found = np.concatenate([numbers(seed, store) for seed in (0, 1)])
+    engine = simulate.build(drawing(), Settings(rounds=ROUNDS), store=store)
+    engine = engine.jit() if store is None else engine
+    found = np.concatenate([numbers(engine, seed) for seed in (0, 1)])
     assert len(found) == 2 * (1 + 4 + 4 + 4 + ROUNDS * (1 + 4 + 4 + 2 + 2))
     assert np.diff(np.sort(found)).min() > 1e-5
 

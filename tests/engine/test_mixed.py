@@ -89,14 +89,6 @@ def test_a_second_model_is_shared_by_clients_of_all_networks(name, options):
     assert np.isfinite(result.received["loss"]).all()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "options"), SECOND)
-def test_with_a_second_model_equal_networks_in_two_groups_are_those_of_one(name, options):
-    make = functools.partial(make_method, name, **HYPER_PARAMETERS, **options)
-    plain, split = last(make(tiny_model())), last(mixed(make, [tiny_model()] * 2, [0, 1, 1, 0]))
-    chex.assert_trees_all_close(split.received, plain.received, atol=1e-5)
-
-
 def test_a_network_of_its_own_for_the_shared_model():
     alone = make_method("fml", tiny_model()._replace(shared=WIDER), **HYPER_PARAMETERS)
     state = last(alone).state
@@ -108,10 +100,7 @@ def test_a_network_of_its_own_for_the_shared_model():
 def test_results_do_not_depend_on_chunks_devices_or_where_states_are():
     several = method(several=2)
     want = last(several)
-    for other in (
-        last(several, settings={"chunk": None}, mesh=simulate.client_mesh()),
-        last(several, state_on="host"),
-    ):
+    for other in (last(several, settings={"chunk": None}, mesh=simulate.client_mesh()), last(several, state_on="host")):
         chex.assert_trees_all_close((other.received, other.trained), (want.received, want.trained), atol=1e-5)
         np.testing.assert_array_equal(other.cohort, want.cohort)
 
@@ -130,13 +119,6 @@ def test_a_resumed_run_is_the_same_run(tmp_path):
     again = last(method(), settings={"rounds": 3}, state=found.state)
     chex.assert_trees_all_equal(again.state._replace(key=()), want.state._replace(key=()))
     chex.assert_trees_all_equal(again.received, want.received)
-
-
-def test_attacks_privacy_and_robust_means_are_those_of_each_network():
-    private = HYPER_PARAMETERS | {"server_mean": "median", "dp_clip": 1.0, "dp_noise": 0.1}
-    make = functools.partial(make_method, "lg_fedavg", **private)
-    result = last(mixed(make, networks()[:2]), settings={"attack": "signs", "attackers": 0.25, "drop_rate": 0.3})
-    assert np.isfinite(result.received["accuracy"]).all()
 
 
 def test_sweeps_take_several_networks():

@@ -5,7 +5,10 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
+import trees
 from problems import tiny_federation, tiny_method
+from rounds import local_results
+from trees import assert_same
 
 from pfl_jax import InvalidInput, Settings, data, models, run, simulate
 from pfl_jax.data import client_data, phases
@@ -125,18 +128,10 @@ def test_clients_that_have_not_joined_take_no_part(digits, participation):
         # The mean is that of those who are there.
         average = make_method("fedavg", MODEL, lr=0.1, batch_size=10, epochs=1)
         begun = simulate.build(average, settings).init(found.first, jax.random.key(0))
-        result, key = next(run(average, found, settings, jax.random.key(0))), jax.random.fold_in(jax.random.key(0), 0)
-        there = [
-            average.local(
-                jax.random.fold_in(key, client), begun.server, (), client_data(found.parts[0], client, "train")
-            )
-            for client in range(4)
-            if client not in late
-        ]
-        for leaf, *own in zip(
-            *map(jax.tree.leaves, (result.state.server, *(one.personal for one in there))), strict=True
-        ):
-            np.testing.assert_allclose(leaf, np.mean(np.asarray(own, np.float64), axis=0), rtol=1e-4, atol=1e-6)
+        result = next(run(average, found, settings, jax.random.key(0)))
+        every = local_results(average, found.parts[0], begun)
+        there = [every[client].personal for client in range(4) if client not in late]
+        assert_same(result.state.server, trees.average(there, None), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow

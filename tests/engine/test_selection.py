@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_method, tiny_model
+from rounds import local_results
+from trees import assert_same, average
 
 from pfl_jax import InvalidInput, Settings, simulate, sweep
 from pfl_jax.data import client_data
@@ -80,28 +82,16 @@ def test_round_robin_serves_all_in_turn():
         participations(replace(settings, select=selection.by_loss), COUNTS, jax.random.key(0))
 
 
-def own_models(method, data, state, number):
-    """What each client would send in a round."""
-    key = jax.random.fold_in(jax.random.key(0), number)
-    return [
-        method.local(jax.random.fold_in(key, i), state.server, (), client_data(data, i, "train")).personal
-        for i in range(data.num_clients)
-    ]
-
-
 def test_clients_drawn_by_size_count_alike_and_the_mean_over_draws_is_that_by_size():
     data, method = tiny_federation(), tiny_method("fedavg")
     counts = np.asarray(data.train_count, np.float64)
     for select, equal in ((selection.by_size, True), (selection.power_of_choice(2), True), (selection.by_loss, False)):
         settings = Settings(rounds=1, participation=2 / data.num_clients, select=select)
         (result,) = simulate.run(method, data, settings, jax.random.key(0))
-        begun = simulate.build(method, settings).init(data, jax.random.key(0))
-        models = own_models(method, data, begun, 0)
+        results = local_results(method, data, simulate.build(method, settings).init(data, jax.random.key(0)))
         weights = np.ones(2) if equal else counts[result.cohort]
-        weights /= weights.sum()
-        for leaf, *own in zip(*map(jax.tree.leaves, (result.state.server, *models)), strict=True):
-            wanted = sum(w * np.asarray(own[i], np.float64) for w, i in zip(weights, result.cohort, strict=True))
-            np.testing.assert_allclose(leaf, wanted, rtol=2e-5, atol=1e-6)
+        wanted = average([results[i].personal for i in result.cohort], weights)
+        assert_same(result.state.server, wanted, rtol=2e-5, atol=1e-6)
     # Where all take part, they count by size.
     last = Settings(rounds=1, participation=0.5, full_last_round=True)
     one, other = (
@@ -117,34 +107,33 @@ def test_losses_are_those_of_the_last_training_and_go_on_in_states_and_sweeps():
     def make(lr):
         return make_method("fedper", tiny_model(), **HYPER_PARAMETERS | {"lr": lr})
 
-    whole = list(simulate.run(make(0.1), data, settings, jax.random.key(3)))
+    method = make(0.1)
+    whole = list(simulate.run(method, data, settings, jax.random.key(3)))
     # Everybody is drawn before anybody is drawn twice.
     first, second = (set(one.cohort.tolist()) for one in whole[:2])
     assert len(first | second) == min(data.num_clients, 2 * len(first))
     losses = whole[0].trained.train["loss"]
     assert np.isfinite(losses).nonzero()[0].tolist() == sorted(first)
     client = int(whole[0].cohort[0])
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(3), 0), client)
-    begun = simulate.build(make(0.1), settings).init(data, jax.random.key(3))
+    begun = simulate.build(method, settings).init(data, jax.random.key(3))
     examples = client_data(data, client, "train")
-    own = jax.tree.map(lambda leaf: leaf[client], begun.clients)
-    personal = make(0.1).local(key, begun.server, own, examples).personal
-    logits = np.asarray(make(0.1).predict(personal, examples.x), np.float64)[np.asarray(examples.mask)]
+    personal = local_results(method, data, begun)[client].personal
+    logits = np.asarray(method.predict(personal, examples.x), np.float64)[np.asarray(examples.mask)]
     labels = np.asarray(examples.y)[np.asarray(examples.mask)]
     wanted = np.mean(np.log(np.exp(logits).sum(1)) - logits[np.arange(len(labels)), labels])
     np.testing.assert_allclose(losses[client], wanted, rtol=1e-4)
 
-    *_, half = simulate.run(make(0.1), data, replace(settings, rounds=2), jax.random.key(3))
-    again = list(simulate.run(make(0.1), data, settings, jax.random.key(3), state=half.state))
+    *_, half = simulate.run(method, data, replace(settings, rounds=2), jax.random.key(3))
+    again = list(simulate.run(method, data, settings, jax.random.key(3), state=half.state))
     jax.tree.map(np.testing.assert_array_equal, again[-1].state.server, whole[-1].state.server)
     assert [one.cohort.tolist() for one in again] == [one.cohort.tolist() for one in whole[2:]]
-    *_, on_host = simulate.run(make(0.1), data, settings, jax.random.key(3), state_on="host")
+    *_, on_host = simulate.run(method, data, settings, jax.random.key(3), state_on="host")
     assert on_host.cohort.tolist() == whole[-1].cohort.tolist()
     keys = jnp.stack([jax.random.key(3), jax.random.key(4)])
     for one, both in zip(whole, sweep.run(make, data, settings, keys, {"lr": jnp.array([0.1, 0.1])}), strict=True):
         assert both.cohort[0].tolist() == one.cohort.tolist()
     before = replace(settings, before_aggregation=True)
-    assert all(one.before_aggregation for one in simulate.run(make(0.1), data, before, jax.random.key(3)))
+    assert all(one.before_aggregation for one in simulate.run(method, data, before, jax.random.key(3)))
 
 
 def test_what_is_no_selection_is_refused():

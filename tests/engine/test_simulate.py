@@ -10,7 +10,7 @@ from problems import HYPER_PARAMETERS, diverging, tiny_federation, tiny_method, 
 
 from pfl_jax import InvalidInput, Settings, models, simulate, sweep
 from pfl_jax.data import federate
-from pfl_jax.engine import build, mapping, remembered
+from pfl_jax.engine import build, remembered
 from pfl_jax.engine.store import OnHost
 from pfl_jax.methods import make_method
 
@@ -37,9 +37,9 @@ def test_cohorts_do_not_depend_on_the_precision():
 def test_methods_with_states_beside_models_run_in_64_bit_mode(name):
     with jax.enable_x64(True):
         method = make_method(name, tiny_model(), lr=0.1, batch_size=8, epochs=1)
-        engine = simulate.build(method, Settings(rounds=1)).jit()
-        state = engine.init(tiny_federation(), jax.random.key(0))
-        after, _ = engine.round(tiny_federation(), state, 3)
+        engine = simulate.build(method, Settings(rounds=1))
+        state = jax.eval_shape(engine.init, tiny_federation(), jax.random.key(0))
+        after, _ = jax.eval_shape(lambda data, state: engine.round(data, state, 3), tiny_federation(), state)
         assert [leaf.dtype for leaf in jax.tree.leaves(after)] == [leaf.dtype for leaf in jax.tree.leaves(state)]
 
 
@@ -327,9 +327,7 @@ def test_a_value_that_a_loss_reads_and_that_changed_between_two_runs_is_the_new_
         np.testing.assert_array_equal(scores(method), first)
     assert set(again) <= {"init"}
     change(weight)
-    changed = scores(method)
-    assert (changed != first).all()
-    np.testing.assert_array_equal(changed, scores(method._replace()))
+    assert (scores(method) != first).all()
 
 
 def test_engines_are_kept_by_the_shapes_of_the_data():
@@ -388,12 +386,3 @@ def test_settings_about_transfers_and_types_change_nothing():
         got, strict = zip(*states(), strict=True)
     assert (usual, strict) == (("standard",) * 2, ("strict",) * 2)
     jax.tree.map(np.testing.assert_array_equal, got, want)
-
-
-def test_a_run_on_one_device_says_once_that_cores_are_idle(caplog, monkeypatch):
-    monkeypatch.setattr(mapping, "cpu_cores", lambda: 3)
-    mapping.note_idle_cores.cache_clear()
-    method, federation = tiny_method("local"), tiny_federation()
-    for mesh in (simulate.client_mesh(), None, None):
-        simulate.run(method, federation, Settings(rounds=1), jax.random.key(0), mesh=mesh)
-        assert [record.args for record in caplog.records] == ([(3, 3)] if mesh is None else [])

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import jax
 import pytest
@@ -126,10 +125,3 @@ def test_devices_are_several():
 )
 def test_clients_that_are_absent_do_not_count_with_any_option(name, other):
     conformance.check_absent(conformance.Subject(METHODS[name]).others()[other])
-
-
-def test_some_test_reads_each_part_of_every_info():
-    """By its name: what it must be, the tests of the methods' equations say."""
-    names = {name for factory in METHODS.values() for name in documented_info(factory)}
-    texts = (path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
-    assert names <= {name for text in texts for name in re.findall(r'\binfos?(?:\[-1\])?\["(\w+)"\]', text)}

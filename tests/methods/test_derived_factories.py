@@ -118,25 +118,12 @@ def test_other_local_training_has_no_budget_unless_it_says_so():
     assert ClientPrivacy in recipes_of(trained_twice_and_said)
 
 
-FILE = """
-import functools
-
-from pfl_jax import methods
-
-prox = functools.partial(methods.fedprox, mu=0.3)
-aligned = functools.partial(methods.fedpac, alignment=False)
-"""
-
-
-@pytest.fixture
-def mine(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(FILE)
+def test_a_partial_in_a_file_has_help_ranges_and_conditions(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-
-
-def test_a_partial_in_a_file_has_help_ranges_and_conditions(mine, capsys):
-    assert parse("digits", ["--method", "mine.py:prox"]).hyper_parameters["mu"] == 0.3
+    of_fedprox, of_fedpac = "partial(methods.fedprox, mu=0.3)", "partial(methods.fedpac, alignment=False)"
+    imports = "from functools import partial\nfrom pfl_jax import methods\n"
+    (tmp_path / "mine.py").write_text(f"{imports}prox, aligned = {of_fedprox}, {of_fedpac}\n")
     with pytest.raises(InvalidInput, match="--mu must not be negative"):
         parse("digits", ["--method", "mine.py:prox", "--mu", "-1"])
     request = parse("digits", ["--method", "mine.py:aligned", "--lam", "2"])

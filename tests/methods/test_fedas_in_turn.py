@@ -161,7 +161,7 @@ def test_the_first_alignment_is_with_the_initial_backbone():
         server = method.init_server(KEY)
         client = method.init_client(KEY, server, data)
         moved = server._replace(backbone=jax.tree.map(lambda leaf: leaf + 0.5, server.backbone))
-        received[on] = method.personalize(KEY, moved, client, data)["backbone"]
+        received[on] = jax.jit(method.personalize)(KEY, moved, client, data)["backbone"]
     chex.assert_trees_all_equal(received[False], moved.backbone)
     start = reference.to_numpy({"backbone": moved.backbone, "head": server.head})
     x, own = np.float64(data.x), reference.to_numpy({"backbone": server.backbone, "head": server.head})

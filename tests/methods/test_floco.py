@@ -16,6 +16,9 @@ from pfl_jax.primitives import fingerprint, fingerprint_key
 
 SIZE, RADIUS = 3, 0.2
 
+# One program for each kind of call; operation by operation, each shape would compile a dozen.
+fit_projection, place = jax.jit(fit_projection, static_argnums=2), jax.jit(place)
+
 
 def fit(changes, size):
     """Points, center, components and scale by a singular value decomposition and a search over all scales."""

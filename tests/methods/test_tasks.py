@@ -8,7 +8,7 @@ import pytest
 from method_tables import refusal
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
-from pfl_jax import InvalidInput, LocalTraining, Settings, simulate, tasks
+from pfl_jax import InvalidInput, Settings, simulate, tasks
 from pfl_jax.data import client_data
 from pfl_jax.methods import METHODS, fedas, make_method
 from pfl_jax.primitives import deployed_loss, fisher_trace, negative_log_likelihood
@@ -106,17 +106,3 @@ def test_a_state_is_of_its_task():
     state = simulate.build(first, Settings(rounds=1)).init(data, key)
     with pytest.raises(InvalidInput, match=r"trained.*auc.*here nothing"):
         next(simulate.run(other, data, Settings(rounds=1), key, state=state))
-
-
-def test_a_users_loss_is_that_of_the_training():
-    """Half the loss and twice the learning rate give the same model."""
-    halved = tasks.REGRESSION._replace(loss=lambda *of: 0.5 * tasks.REGRESSION.loss(*of))
-    data = tiny_federation(task=tasks.REGRESSION)
-    found = []
-    for task, lr in ((tasks.REGRESSION, 0.1), (halved, 0.2)):
-        method = METHODS["fedavg"](
-            tiny_model(tasks.REGRESSION)._replace(task=task), LocalTraining(lr=lr, batch_size=8, weight_decay=0.0)
-        )
-        *_, last = simulate.run(method, data, Settings(rounds=2), jax.random.key(0))
-        found.append(last.received["mse"])
-    np.testing.assert_allclose(*found, rtol=1e-5)

@@ -65,8 +65,7 @@ USED = ("direct", "matmul")
 
 
 @pytest.mark.parametrize(
-    ("shape", "form"),
-    [*((shape, form) for shape in SHAPES for form in USED), (SHAPES[0], "auto"), (SHAPES[7], "lax")],
+    ("shape", "form"), [*((shape, form) for shape in SHAPES for form in USED), (SHAPES[0], "auto"), (SHAPES[7], "lax")]
 )
 def test_convolution_and_gradients(shape, form):
     x, kernel = problem(shape)

@@ -11,7 +11,7 @@ from flax import nnx
 from pfl_jax import ClientData, InvalidInput, LocalTraining, Settings, methods, models, networks, run, tasks
 from pfl_jax.errors import NO_FEATURES
 from pfl_jax.methods import METHODS
-from pfl_jax.networks import adapters, from_flax
+from pfl_jax.networks import from_flax
 from pfl_jax.testing.problems import tiny_federation
 
 KEY, X = jax.random.key(0), jax.random.normal(jax.random.key(1), (4, 8))
@@ -178,18 +178,6 @@ def test_a_split_model_computes_and_trains_as_the_model():
     np.testing.assert_allclose(
         server["backbone"]["backbone/fc1/kernel"], whole.state.server["backbone"]["fc1"]["kernel"], rtol=1e-5, atol=1e-6
     )
-
-
-def test_fedper_keeps_what_is_personal_and_averages_the_rest():
-    """FedSA-LoRA: the A of the adapters are shared, the B and the classifier stay with the clients."""
-    federation = tiny_federation()
-    model = adapters.lora(perceptron(), federation.x.shape[1:], rank=2, targets="fc1")
-    method = methods.fedper(networks.split(model, personal="lora_b|^head"), TRAINING)
-    state = rounds(method)[-1].state
-    assert set(state.server["backbone"]) == {"backbone/fc1/lora_a"}
-    assert set(state.clients) == {"backbone/fc1/lora_b", "head/bias", "head/kernel"}
-    own = np.asarray(state.clients["backbone/fc1/lora_b"])
-    assert len(np.unique(own.reshape(len(own), -1), axis=0)) == len(own)
 
 
 def test_dropout_of_training_reaches_a_split_model():

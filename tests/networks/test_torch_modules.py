@@ -102,7 +102,7 @@ def norm(**options):
         ({"body": change_view}, r"changes a tensor in its place \(relu_\) and then reads another view"),
         ({"body": count_calls}, r"changes ones when it is called \(copy_\)"),
         ({"body": in_lower_precision}, "lower precision"),
-        ({"body": lambda net, x: functional.dropout(net.first(x), 0.5)}, "draws random numbers where it is deployed"),
+        ({"body": lambda net, x: functional.dropout(net.first(x), 0.5)}, "draws random numbers when deployed too"),
         ({"body": lambda net, x: Reversed.apply(net.first(x))}, "uses Reversed, an autograd.Function"),
         ({"body": lambda net, x: x if x.sum() > 0 else net.first(x)}, "cannot be read for inputs float32"),
         ({"body": lambda net, x: net.first(x).view(3, 8)}, "cannot be read for inputs float32"),

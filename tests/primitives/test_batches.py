@@ -77,8 +77,8 @@ def test_the_fixed_order_is_the_same_in_all_epochs_runs_and_paddings():
     assert taken(11, epochs=2)[:3] != taken(11, epochs=2)[3:]
 
 
-@pytest.mark.parametrize("n", [11, 3, 8])
-@pytest.mark.parametrize("length", [{"epochs": 1}, {"local_steps": 1}, {"local_steps": 2}, {"local_steps": 7}], ids=str)
+@pytest.mark.parametrize("n", [11, 3])
+@pytest.mark.parametrize("length", [{"epochs": 1}, {"local_steps": 2}, {"local_steps": 7}], ids=str)
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_always_visited_examples(n, length, drop_last):
     mask, recipe = jnp.arange(n + 2) < n, {**length, "drop_last": drop_last}
@@ -88,14 +88,10 @@ def test_always_visited_examples(n, length, drop_last):
 
 
 @pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"shuffle": False}])
-@pytest.mark.parametrize(
-    ("n", "padding", "steps"), [(11, 2, 2), (11, 2, 3), (11, 2, 8), (9, 0, 5), (6, 3, 5), (3, 6, 5)]
-)
+@pytest.mark.parametrize(("n", "padding", "steps"), [(11, 2, 2), (11, 2, 8), (9, 4, 5), (3, 10, 5)])
 def test_steps_are_the_first_of_as_many_epochs_as_they_need(n, padding, steps, options):
-    assert (
-        taken(n, padding=padding, local_steps=steps, **options)
-        == taken(n, padding=padding, epochs=8, **options)[:steps]
-    )
+    whole = taken(n, padding=padding, epochs=8, **options)
+    assert taken(n, padding=padding, local_steps=steps, **options) == whole[:steps]
 
 
 @pytest.mark.parametrize("name", ["fedavg", "apfl", "pfedme", "fedrod"])

@@ -11,12 +11,7 @@ from problems import tiny_federation
 from pfl_jax import ClientData
 from pfl_jax import data as datasets
 from pfl_jax.data import client_data
-from pfl_jax.primitives import (
-    fingerprint,
-    fingerprint_key,
-    label_feature_statistics,
-    order_by_fingerprint,
-)
+from pfl_jax.primitives import fingerprint, fingerprint_key, label_feature_statistics, order_by_fingerprint
 
 label_feature_statistics = jax.jit(label_feature_statistics, static_argnums=3)
 
@@ -146,16 +141,16 @@ def test_labels_count_with_their_inputs():
 
 
 def test_no_two_of_many_small_clients_share_one():
-    """100,000 clients of five digits: a word of 32 bits is shared about once by chance, both of them never."""
+    """20,000 clients of five digits: a word of 32 bits is shared hardly ever by chance, both of them never."""
     dataset, generator = datasets.load("digits"), np.random.default_rng(0)
     pool = np.asarray(dataset.train_x, np.float32).reshape(len(dataset.train_y), -1) / 16
-    rows = np.unique(np.sort([generator.choice(len(pool), 5, replace=False) for _ in range(100_000)], axis=1), axis=0)
+    rows = np.unique(np.sort([generator.choice(len(pool), 5, replace=False) for _ in range(20_000)], axis=1), axis=0)
     x, y = jnp.asarray(pool), jnp.asarray(dataset.train_y)
     one = lambda index: fingerprint(ClientData(x[index], y[index], jnp.ones(5, bool)))  # noqa: E731
     found = np.asarray(jax.jit(lambda rows: jax.lax.map(one, rows, batch_size=1000))(jnp.asarray(rows)))
     assert len(np.unique(found, axis=0)) == len(rows)
     for word in found.T:
-        assert len(np.unique(word)) > len(rows) - 10
+        assert len(np.unique(word)) > len(rows) - 3
 
 
 def test_keys_and_orders_by_fingerprint():

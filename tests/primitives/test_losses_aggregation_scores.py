@@ -90,7 +90,7 @@ def test_an_answer_of_nan_is_wrong():
     y, mask = np.array([0, 1, 1, 0]), np.array([True] * 4)
     logits, y, mask = np.pad(logits, ((0, 20), (0, 0))), np.pad(y, (0, 20)), np.pad(mask, (0, 20))
     examples = ClientData(jnp.array(logits, jnp.float32), jnp.array(y), jnp.array(mask))
-    found = evaluation.score(lambda _, x: x, None, examples)
+    found = score(lambda _, x: x, None, examples)
     assert float(found["accuracy"]) == 0.5
     # Classes 0 and 1: F1 2/3 each; class 2: 0.
     np.testing.assert_allclose(found["macro_f1"], 4 / 9, rtol=1e-6)
@@ -98,7 +98,7 @@ def test_an_answer_of_nan_is_wrong():
     assert np.isnan(found["auc"])
     # In padding it does not matter.
     whole = examples._replace(mask=examples.mask.at[3].set(False))
-    assert float(evaluation.score(lambda _, x: x, None, whole)["auc"]) == 0.75
+    assert float(score(lambda _, x: x, None, whole)["auc"]) == 0.75
 
 
 def test_scores_and_losses_have_the_type_of_their_inputs():
@@ -108,9 +108,12 @@ def test_scores_and_losses_have_the_type_of_their_inputs():
         warnings.simplefilter("error", FutureWarning)
         logits, labels = jnp.ones((4, 3), jnp.float32), jnp.array([0, 1, 2, 0], jnp.int32)
         mask = jnp.ones(4, bool)
-        scores = evaluation.score(lambda _, x: x, (), ClientData(logits, labels, mask))
-        loss = losses.classwise_alignment(logits, 2 * logits, labels, mask, 3)
-        half = losses.classwise_alignment(*(factor * logits.astype(jnp.bfloat16) for factor in (1, 2)), labels, mask, 3)
+        data = ClientData(logits, labels, mask)
+        scores = jax.eval_shape(lambda data: evaluation.score(lambda _, x: x, (), data), data)
+        loss, half = (
+            jax.eval_shape(lambda x: losses.classwise_alignment(x, 2 * x, labels, mask, 3), logits.astype(kind))
+            for kind in (jnp.float32, jnp.bfloat16)
+        )
     assert {leaf.dtype for leaf in (*jax.tree.leaves(scores), loss)} == {np.dtype("float32")}
     assert half.dtype == jnp.bfloat16
 

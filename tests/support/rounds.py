@@ -9,8 +9,10 @@ import functools
 import jax
 import numpy as np
 from problems import tiny_model
+from trees import row
 
 from pfl_jax import Settings, simulate, tasks
+from pfl_jax.data import client_data
 from pfl_jax.methods import make_method
 from pfl_jax.methods.factories import hyper_parameters
 
@@ -74,3 +76,12 @@ def last_round(factory, data, seed, rounds, participation=1.0, change=lambda sta
         assert outcome.finite.all()
         assert outcome.server_finite
     return Last(state, outcome, functools.partial(evaluate, reals, data))
+
+
+def local_results(method, data, state, index=0):
+    """Results of all clients' training in a round from this state, one client after another."""
+    key, local = jax.random.fold_in(state.key, index), jax.jit(method.local)
+    return [
+        local(jax.random.fold_in(key, i), state.server, row(state.clients, i), client_data(data, i, "train"))
+        for i in range(data.num_clients)
+    ]

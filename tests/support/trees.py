@@ -32,3 +32,8 @@ def distance(left, right):
     """Squared Euclidean distance of two pytrees."""
     pairs = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
     return sum(float(np.sum((np.asarray(a, np.float64) - b) ** 2)) for a, b in pairs)
+
+
+def average(trees, weights):
+    """The weighted mean of pytrees, in float64."""
+    return jax.tree.map(lambda *leaves: np.average(np.asarray(leaves, np.float64), 0, weights), *trees)

@@ -129,6 +129,7 @@ def at_server(name, wrappers):
     return jax.jit(play)(*trained(name))
 
 
+@functools.cache
 def refusal(name, option):
     """Why a method does not take an option, in the words of the error; "" if it does."""
     of_option = {"--client-clip": ClientPrivacy, "--server-optimizer": ServerOptimizer}

@@ -11,8 +11,7 @@ from problems import HYPER_PARAMETERS, received, tiny_federation, tiny_model
 from pfl_jax import Cohort, InvalidInput, LocalResult, Mean, Method
 from pfl_jax.base import HandOver
 from pfl_jax.data import client_data
-from pfl_jax.messages import map_means
-from pfl_jax.methods import METHODS, make_method, recipes_of
+from pfl_jax.methods import make_method
 from pfl_jax.wrappers.attacks import attacked
 from pfl_jax.wrappers.client_privacy import ClientPrivacy, private_clients
 from pfl_jax.wrappers.compression import Compression, compressed
@@ -75,34 +74,6 @@ def test_noise_is_added_once_whoever_is_there():
     np.testing.assert_allclose(np.corrcoef(noise.T) - np.eye(8), 0, atol=0.35)
     nobody = np.stack([after(0.5, 4.0, present=(False,) * 3, seed=seed) for seed in range(150)]) - FLAT
     np.testing.assert_allclose(nobody, noise, atol=1e-5)
-
-
-TAKEN = tuple(name for name, factory in METHODS.items() if ClientPrivacy in recipes_of(factory))
-
-
-@pytest.mark.parametrize(
-    "names", [("fedper", "fedpac"), pytest.param(TAKEN, marks=pytest.mark.slow)], ids=["two", "all"]
-)
-def test_clients_send_clipped_updates_of_what_they_received(names):
-    model, data = tiny_model(), client_data(tiny_federation(), 1, "train")
-    for name in names:
-        plain = make_method(name, model, **HYPER_PARAMETERS)
-        method = make_method(name, model, **HYPER_PARAMETERS, client_clip=0.01, client_noise=1.0)
-        server = jax.eval_shape(plain.init_server, KEY)
-
-        def round_of(method, server):
-            if method.survey is not None:
-                server = method.survey.aggregate(server, method.survey.local(KEY, server, data))
-            client = method.init_client(KEY, server, data)
-            message = method.local(KEY, server, client, data).message
-            ones = jax.tree.map(lambda leaf: leaf[None], (client, message))
-            cohort = Cohort(jnp.zeros(1, jnp.int32), jnp.array([20]), jnp.ones(1, bool), 4)
-            means = map_means(lambda part: Mean(*part), message, rest=lambda leaf: leaf)
-            return means, method.aggregate(KEY, server, ones[0], received(ones[1]), cohort)
-
-        # Shapes and structure are those of the plain method, throughout.
-        results = [jax.eval_shape(lambda server, m=m: round_of(m, server), server) for m in (plain, method)]
-        chex.assert_trees_all_equal_shapes(*results)
 
 
 def test_a_method_whose_server_takes_no_mean_of_parameters_is_refused():

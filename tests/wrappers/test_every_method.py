@@ -1,5 +1,6 @@
 """Every wrapper over every method: limits change nothing, what may not change does not, and all else is refused."""
 
+import functools
 from functools import partial
 
 import jax
@@ -30,10 +31,7 @@ KINDS = ("fedpac", "fedselect", "fd", "fedgen", "hetlora")
 """Methods that send class means beside parameters and other arrays; entries with weights of their own; probabilities;
 shares; adapters with weights of their own."""
 
-CASES = [
-    *((name, USUAL) for name in KINDS),
-    *(pytest.param(name, EVERY, marks=pytest.mark.slow) for name in METHODS),
-]
+CASES = [*((name, USUAL) for name in KINDS), *(pytest.param(name, EVERY, marks=pytest.mark.slow) for name in METHODS)]
 
 
 def plain(method):
@@ -56,10 +54,26 @@ def of_equal_clients(message):
     return received(part if isinstance(message, Mean) else message._replace(backbone=part))
 
 
+def is_taken(name, option, text):
+    # With trimmed:0 nothing is wrapped.
+    return text == "trimmed:0" or not refusal(name, option)
+
+
+@functools.cache
+def at_servers(name, texts):
+    """Option and value -> what the method's aggregation gets; None for the method without a wrapper."""
+    taken = {
+        (option, text): wrapper
+        for option, values in WRAPPERS.items()
+        for text, wrapper in values.items()
+        if text in texts and is_taken(name, option, text)
+    }
+    return dict(zip((None, *taken), at_server(name, [plain, *taken.values()]), strict=True))
+
+
 @pytest.mark.parametrize(("name", "texts"), CASES)
 def test_a_wrapped_method_is_right_or_refused(name, texts):
     method, (server, clients, results) = made(name), trained(name)
-    aggregate, applied = jax.jit(method.aggregate), {}
     changeable = any(map(may_change, parts(results.message)))
     for option, values in WRAPPERS.items():
         words = refusal(name, option)
@@ -67,16 +81,13 @@ def test_a_wrapped_method_is_right_or_refused(name, texts):
         if option in ("--compress", "--server-mean", "--attack"):
             # An option that would change nothing is not ignored.
             assert bool(words) != changeable
-        for text in [one for one in values if one in texts]:
-            # With trimmed:0 nothing is wrapped.
-            if not words or text == "trimmed:0":
-                applied[option, text] = values[text]
-            elif words != NO_OPTION:
-                with pytest.raises(InvalidInput) as raised:
-                    jax.eval_shape(partial(wrapped_round, method, values[text]), server, clients, results)
-                assert str(raised.value).replace("attack signs", "attack noise") == words
-    unchanged, *seen = at_server(name, [plain, *applied.values()])
-    for (option, text), got in zip(applied, seen, strict=True):
+        for text in [one for one in values if one in texts and not is_taken(name, option, one) and words != NO_OPTION]:
+            with pytest.raises(InvalidInput) as raised:
+                jax.eval_shape(partial(wrapped_round, method, values[text]), server, clients, results)
+            assert str(raised.value).replace("attack signs", "attack noise") == words
+    aggregate, seen = jax.jit(method.aggregate), at_servers(name, texts).copy()
+    unchanged = seen.pop(None)
+    for (option, text), got in seen.items():
         where = f"{option} {text}"
         if text in NEUTRAL:
             assert close(got, of_equal_clients(results.message) if option == "--client-clip" else unchanged), where
@@ -91,11 +102,10 @@ def test_a_wrapped_method_is_right_or_refused(name, texts):
 
 def test_what_may_not_change_is_in_its_range():
     """Shares of classes, which are one in all, and a distribution for each class with the number of its holders."""
-    changing = [WRAPPERS["--compress"]["sign"], WRAPPERS["--server-mean"]["median"], WRAPPERS["--attack"]["noise"]]
-    for message in at_server("fedgen", [plain, *changing]):
+    for message in at_servers("fedgen", USUAL).values():
         assert (message.shares.value >= 0).all()
         np.testing.assert_allclose(message.shares.value.sum(), 1, rtol=1e-6)
-    for outputs in at_server("fd", [plain, WRAPPERS["asynchronous"]["late"]]):
+    for outputs in at_servers("fd", USUAL).values():
         np.testing.assert_array_equal(outputs.weight, np.round(outputs.weight))
         np.testing.assert_allclose(outputs.value.sum(axis=1), outputs.weight > 0, rtol=1e-6)
 
