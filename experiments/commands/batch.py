@@ -26,6 +26,7 @@ from experiments.spec.identity import relevant_options
 from experiments.spec.option_notes import option_words, texts_of
 from experiments.spec.options import RESULT_NEUTRAL
 from experiments.spec.spec import Spec
+from pfl_jax.atomic_write import make_folder
 from pfl_jax.errors import InvalidInput
 from pfl_jax.validation import Count
 
@@ -132,6 +133,7 @@ class Batch(abc.ABC):
         if self.claims is None:
             return contextlib.nullcontext(True)
         names = " ".join(str(job.folder.relative_to(self.folder)) for job in group)
+        make_folder(self.claims)
         return claimed(self.claims / digest(names.encode()))
 
     def run(self, jobs: Sequence[Job], console: Console) -> None:

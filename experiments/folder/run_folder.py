@@ -226,23 +226,6 @@ def lock_run(folder: Path) -> contextlib.AbstractContextManager[None]:
     return _locked(folder / METRICS, f"another process is at work in {folder}: wait for it")
 
 
-class Busy(InvalidInput):
-    """Another process has a lock."""
-
-
-@contextlib.contextmanager
-def claimed(path: Path) -> Iterator[bool]:
-    """Whether this process has the lock of a file, to the end of the context; not if another one has it."""
-    make_folder(path.parent)
-    with contextlib.ExitStack() as held:
-        is_mine = True
-        try:
-            held.enter_context(_locked(path, "another process is at work"))
-        except Busy:
-            is_mine = False
-        yield is_mine
-
-
 def lock_folder(folder: str | Path, *, shared: bool = False) -> contextlib.AbstractContextManager[None]:
     """Lock a folder of several runs for this process; the folder is created if it does not exist.
 
@@ -259,7 +242,16 @@ def lock_folder(folder: str | Path, *, shared: bool = False) -> contextlib.Abstr
 
 @contextlib.contextmanager
 def _locked(path: Path, refusal: str, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Lock a file; the lock ends with this process."""
+    """Lock a file; InvalidInput with this refusal if another process has it."""
+    with claimed(path, kind) as is_mine:
+        if not is_mine:
+            raise InvalidInput(refusal)
+        yield
+
+
+@contextlib.contextmanager
+def claimed(path: Path, kind: int = fcntl.LOCK_EX) -> Iterator[bool]:
+    """Whether this process has the lock of a file, to the end of the context or its own; not if another one has it."""
     try:
         file = path.open("ab")
     except OSError as error:
@@ -268,16 +260,14 @@ def _locked(path: Path, refusal: str, kind: int = fcntl.LOCK_EX) -> Iterator[Non
         try:
             fcntl.flock(file, kind | fcntl.LOCK_NB)
             # The previous process may have removed the file, and then the lock has no effect.
-            exists = path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
+            is_mine = path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
         except (BlockingIOError, FileNotFoundError):
-            exists = False
+            is_mine = False
         except OSError as error:
             raise InvalidInput(
                 f"cannot lock {path}: {error.strerror or error}; give --out a folder on another file system"
             ) from None
-        if not exists:
-            raise Busy(refusal)
-        yield
+        yield is_mine
 
 
 def strict_json(content: Any) -> str:
