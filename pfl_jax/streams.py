@@ -47,7 +47,7 @@ CLIENT_NOISE = LARGEST - 10
 
 # Streams of the key of the server's initialization: FedTGP's generator of prototypes, pFedFDA's class means, GPFL's
 # category embeddings and valve, FedCP's policy, the seeds of Floco's points and of pFedHN's embeddings, FedGen's
-# generator, PeFLL's embedding network, FedMRL's projector, Dis-PFL's masks.
+# generator, PeFLL's embedding network, FedMRL's projector, Dis-PFL's masks, FedNH's prototypes.
 PROTOTYPE_GENERATOR = LARGEST
 CLASS_MEANS = LARGEST - 1
 CATEGORY_EMBEDDINGS = LARGEST - 2
@@ -59,3 +59,4 @@ GENERATOR = LARGEST - 7
 DESCRIPTORS = LARGEST - 8
 PROJECTOR = LARGEST - 9
 MASKS = LARGEST - 10
+CLASS_PROTOTYPES = LARGEST - 11

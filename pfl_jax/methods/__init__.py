@@ -16,6 +16,7 @@ from pfl_jax.methods.afl import afl as afl
 from pfl_jax.methods.apfl import apfl as apfl
 from pfl_jax.methods.apple import apple as apple
 from pfl_jax.methods.cd2pfed import cd2pfed as cd2pfed
+from pfl_jax.methods.cfl import cfl as cfl
 from pfl_jax.methods.cyclic_weight_transfer import cyclic_weight_transfer as cyclic_weight_transfer
 from pfl_jax.methods.dfedavgm import dfedavgm as dfedavgm
 from pfl_jax.methods.dfedpgp import dfedpgp as dfedpgp
@@ -46,6 +47,7 @@ from pfl_jax.methods.fedgh import fedgh as fedgh
 from pfl_jax.methods.fedkd import fedkd as fedkd
 from pfl_jax.methods.fedlwf import fedlwf as fedlwf
 from pfl_jax.methods.fedmrl import fedmrl as fedmrl
+from pfl_jax.methods.fednh import fednh as fednh
 from pfl_jax.methods.fedpac import fedpac as fedpac
 from pfl_jax.methods.fedpac_proto import fedpac_proto as fedpac_proto
 from pfl_jax.methods.fedper import fedper as fedper
@@ -58,6 +60,7 @@ from pfl_jax.methods.fedrep import fedrep as fedrep
 from pfl_jax.methods.fedreplay import fedreplay as fedreplay
 from pfl_jax.methods.fedrod import fedrod as fedrod
 from pfl_jax.methods.fedsa_lora import fedsa_lora as fedsa_lora
+from pfl_jax.methods.fedsam import fedsam as fedsam
 from pfl_jax.methods.fedselect import fedselect as fedselect
 from pfl_jax.methods.fedtgp import fedtgp as fedtgp
 from pfl_jax.methods.flexlora import flexlora as flexlora
@@ -86,9 +89,10 @@ from pfl_jax.validation import check_value, unknown
 
 _FACTORIES = (
     *(local, fedavg, fedavg_ft, fedprox, fedprox_ft, scaffold, moon, feddyn, cyclic_weight_transfer, qffl, afl),
-    *(fedlwf, fedreplay),
+    *(fedlwf, fedreplay, fedsam, fednh),
     *(per_fedavg, fedper, fedbn, lg_fedavg, fedrep, fedbabu, flute, fedrod, feddbe, fedcp, gpfl, knn_per, apfl, pfedme),
-    *(ditto, fedfomo, fedamp, apple, hypcluster, fedem, fedem_ft, floco, fedproto_g, fedproto_l, fedgh, fedtgp, fd),
+    *(ditto, fedfomo, fedamp, apple, hypcluster, cfl, fedem, fedem_ft, floco),
+    *(fedproto_g, fedproto_l, fedgh, fedtgp, fd),
     *(fml, fedkd, fedmrl, fedphp, fedgen, fedala, pfedhn, pefll, pfedgraph, fedcac, fedselect, cd2pfed, fedpac),
     *(fedpac_proto, pfedfda, fedas, fedas_cd2, dsgd, dfedavgm, osgp, dispfl, dfedpgp, feddpa, fedex_lora, hetlora),
     *(fedsa_lora, flora, flexlora),

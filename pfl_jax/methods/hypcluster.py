@@ -22,6 +22,27 @@ class ClusterMessage(NamedTuple):
     cluster: jax.Array
 
 
+def means_of_clusters(old: Params, models: Params, cluster: jax.Array, counts: jax.Array) -> Params:
+    """Mean model of each cluster, over its clients weighted by their sizes; a cluster without clients keeps its model.
+
+    Args:
+      old: the clusters' models, leaves [k, ...].
+      models: the clients' models, leaves [M, ...].
+      cluster: [M], the cluster of each client, from 0 to k - 1.
+      counts: [M], examples of each client, 0 for absent ones.
+    """
+    # [k, M]: row c has the weights of the clients of cluster c, and is zero if there are none.
+    shares = jax.nn.one_hot(cluster, jax.tree.leaves(old)[0].shape[0], axis=0) * size_weights(counts)
+    total = jnp.sum(shares, axis=1, keepdims=True)
+    held = total[:, 0] > 0
+    means = mix(shares / jnp.where(total > 0, total, 1.0), models)
+
+    def keep(mean, old):
+        return jnp.where(held.reshape(-1, *[1] * (old.ndim - 1)), mean, old)
+
+    return jax.tree.map(keep, means, old)
+
+
 @method_factory
 def hypcluster(
     model: Model,
@@ -70,16 +91,7 @@ def hypcluster(
 
     def aggregate(key, server, clients, messages, cohort):
         models, chosen = messages
-        # [k, M]: row c has the weights of the clients that chose model c, and is zero if none did.
-        shares = jax.nn.one_hot(chosen, clusters, axis=0) * size_weights(cohort.counts)
-        total = jnp.sum(shares, axis=1, keepdims=True)
-        held = total[:, 0] > 0
-        means = mix(shares / jnp.where(total > 0, total, 1.0), models)
-
-        def keep(mean, old):
-            return jnp.where(held.reshape(-1, *[1] * (old.ndim - 1)), mean, old)
-
-        return jax.tree.map(keep, means, server), clients, {"cluster": chosen}
+        return means_of_clusters(server, models, chosen, cohort.counts), clients, {"cluster": chosen}
 
     return Method(
         init_server=lambda key: init_models(model, key, clusters),

@@ -66,7 +66,8 @@ def qffl(model: Model, training: LocalTraining = LocalTraining(), *, q: NotNegat
     Deviations:
       The paper draws clients with probabilities proportional to their sizes and counts them equally; here they are
       drawn as for every method and weighted by their sizes. The released code (github.com/litian96/fair_flearn, commit
-      f097971) draws and counts all equally; of equal sizes the updates are the same.
+      f097971) draws and counts all equally: three full-batch rounds of six clients of equal sizes agree with its
+      functions of the server to 3e-7 of an update.
     """
     training.require_lr("q-FedAvg")
     base = fedavg(model, training)

@@ -132,6 +132,8 @@ SAME = [
     ("knn_per", {"mixing": 0.0}, "fedavg", {}),
     ("fedcac", {"share": 0.0}, "fedavg", {}),
     ("qffl", {"q": 0.0}, "fedavg", {}),
+    ("fedsam", {"rho": 0.0}, "fedavg", {}),
+    ("cfl", {"clusters": 1}, "fedavg", {}),
 ]
 """(method, its hyper-parameters, another method, its): both deploy the same. A new method adds a row."""
 
