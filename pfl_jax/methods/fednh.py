@@ -91,6 +91,7 @@ def fednh(
       and divides the learning rate by 10 after half of the rounds; here clients are weighted by their numbers of
       examples, and the recipe decides. Its options of a fixed s and of prototypes weighted by the confidence of
       predictions are left out. With more classes than features its prototypes do not all have length 1; here they do.
+      With clip_norm = 10, three full-batch rounds of six equal clients agree with that code to 2e-7 of an update.
     """
     needs_classes(model, "fednh", "its prototypes are directions of classes")
 
