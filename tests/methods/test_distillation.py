@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import reference
 from problems import CLASSES, FEATURES, received, tiny_federation, tiny_method, tiny_model
-from trees import assert_flat, flatten, row
+from trees import assert_flat, assert_same, flatten, row
 
 from pfl_jax import InvalidInput, Settings, simulate
 from pfl_jax.base import Cohort
@@ -72,6 +72,12 @@ def test_fd():
     holders = [sum(k in p for p in sent.values()) for k in range(CLASSES)]
     np.testing.assert_array_equal(last.state.server.holders, holders)
     np.testing.assert_array_equal(last.info["holders"], holders)
+
+
+def test_a_class_that_no_other_client_holds_is_not_distilled():
+    # With one client there is nobody to learn from.
+    alone, local = (full.run("fd", rounds=3, sizes=(20,), lam=lam) for lam in (5.0, 0.0))
+    np.testing.assert_allclose(alone.received["loss"], local.received["loss"], rtol=1e-5)
 
 
 def test_fml():
@@ -204,6 +210,10 @@ def test_fedphp(transfer, expected):
     full.assert_received(last, inherited, inherited, rtol=1e-3)
 
 
+def test_fedphp_without_what_is_inherited_trains_fedavgs_model():
+    assert_same(full.run("fedphp", lam=0.0).state.server, full.run("fedavg").state.server)
+
+
 def generated(generator, noise, labels):
     """Features of FedGen's generator, whose parameters are a flat dict."""
     inputs = np.concatenate([noise, np.eye(CLASSES)[labels]], axis=1)
@@ -287,7 +297,7 @@ def test_fedgen(shared):
         assert_flat(server.generator, generator, rtol=2e-3, atol=2e-4)
         np.testing.assert_allclose(info["shares"], shares, rtol=1e-6)
     deployed = own[1] if shared == "model" else {**own[1], **reference.part(w, "head")}
-    got = jax.jit(method.personalize)(key, server, states[1], data[1])
+    got = method.personalize(key, server, states[1], data[1])
     full.assert_model(got, w if shared == "model" else deployed, rtol=1e-3, atol=1e-4)
 
 

@@ -50,6 +50,13 @@ def test_afl(size):
     full.assert_received(last, [w] * 3)
 
 
+def test_without_a_step_of_its_weights_afl_is_fedavg():
+    data = tiny_federation((9, 9, 9))
+    afl = last_round(METHODS["afl"], data, 5, 2, **HYPER_PARAMETERS, weight_lr=0.0)
+    fedavg = last_round(METHODS["fedavg"], data, 5, 2, **HYPER_PARAMETERS)
+    assert distance(afl.state.server, fedavg.state.server) < 1e-10
+
+
 def test_a_cohort_whose_weights_are_all_zero_leaves_the_model():
     data = tiny_federation((9, 9, 9))
 

@@ -1,5 +1,8 @@
 """FedPAC and FedAS: their equations in float64 NumPy, and their limits."""
 
+import itertools
+import math
+
 import chex
 import full_batches as full
 import jax
@@ -9,12 +12,13 @@ import pytest
 import reference
 from problems import CLASSES, FEATURES, received, tiny_federation, tiny_model
 from reference import part
+from scipy import special
 from trees import assert_same
 
 from pfl_jax.data import client_data
 from pfl_jax.methods import METHODS, fedpac, fedpac_proto, make_method
 from pfl_jax.methods.fedas import _Synchronization
-from pfl_jax.primitives import LocalTraining, trace_weights
+from pfl_jax.primitives import LocalTraining, head_weights, trace_weights
 
 LAM, HEAD = 0.7, {"head_lr": 0.3, "head_epochs": 2}
 CENTROIDS = np.random.default_rng(1).normal(size=(CLASSES, FEATURES))
@@ -78,6 +82,75 @@ def by_variances(received, _):
         statistics.append((mu, np.mean(np.sum(features**2, axis=1)) - np.sum(mu**2), features.T @ features / len(y)))
     mu, variance, moments = map(np.array, zip(*statistics, strict=True))
     return reference.head_weights(mu, variance, np.array(full.SIZES)), mu, moments
+
+
+@pytest.mark.parametrize("covariance", ["identity", "empirical"])
+def test_theorem_1(covariance):
+    """Eq. 10: the expected test loss of a combined classifier is a bias, a variance and a constant.
+
+    The expectation is over all samples that three clients may draw of four inputs and two labels. The weights of the
+    library minimize this loss; with the identity as covariance (Eq. 43) where the features have it.
+    """
+    rng, sizes, labels = np.random.default_rng(3), (2, 3, 2), 2
+    inputs = np.array([0.1, 0.2, 0.3, 0.4])
+    features = rng.normal(size=(4, 2))
+    features -= inputs @ features
+    if covariance == "identity":
+        features = features @ np.linalg.inv(np.linalg.cholesky((features.T * inputs) @ features)).T
+    inverse = np.linalg.inv((features.T * inputs) @ features)
+    # P_XY of each client with the same inputs (Assumption 1).
+    joint = inputs[:, None] * rng.dirichlet(np.full(labels, 3.0), size=(3, 4))
+
+    def distance(p, q):
+        return np.sum((p - q) ** 2 / inputs[:, None], axis=(-2, -1))
+
+    def model(g):
+        return inputs[:, None] * (1 + features @ g) / labels
+
+    def learned(p):
+        """The classifier [d, K] that minimizes the distance to a distribution (Eq. 8), by least squares."""
+        root = np.sqrt(inputs)[:, None]
+        return np.linalg.lstsq(root * features / labels, (p - inputs[:, None] / labels) / root, rcond=None)[0]
+
+    def samples(p, size):
+        """All empirical distributions of a sample, and their probabilities."""
+        cells = itertools.combinations_with_replacement(range(p.size), size)
+        counts = np.array([np.bincount(of, minlength=p.size) for of in cells])
+        weights = [math.factorial(size) * np.prod(p.ravel() ** n / special.factorial(n)) for n in counts]
+        return counts.reshape(-1, *p.shape) / size, np.array(weights)
+
+    drawn = [samples(p, size) for p, size in zip(joint, sizes, strict=True)]
+    assert all(np.isclose(weights.sum(), 1) for _, weights in drawn)
+    classifiers = [np.stack([learned(p) for p in found]) for found, _ in drawn]
+    chances = np.einsum("a,b,c->abc", *[weights for _, weights in drawn])
+
+    def expected(client, alpha):
+        """Eq. 9."""
+        first, second, third = (a * g for a, g in zip(alpha, classifiers, strict=True))
+        combined = first[:, None, None] + second[:, None] + third
+        return np.sum(chances * distance(joint[client], model(combined)))
+
+    means = [np.tensordot(weights, g, 1) for (_, weights), g in zip(drawn, classifiers, strict=True)]
+    mu = np.einsum("jxk,xd->jkd", joint, features)
+    moments = np.einsum("jxk,xd,xe->jde", joint, features, features)
+    variances = np.einsum("jde,de->j", moments, inverse) - np.einsum("jkd,de,jke->j", mu, inverse, mu)
+    for client, alpha in itertools.product(range(3), rng.dirichlet(np.ones(3), 4)):
+        bias = distance(model(means[client]), sum(a * model(g) for a, g in zip(alpha, means, strict=True)))
+        constant = distance(joint[client], model(means[client]))
+        variance = np.sum(alpha**2 * variances / sizes)
+        assert min(bias, variance, constant) > 1e-4
+        np.testing.assert_allclose(expected(client, alpha), bias + variance + constant, rtol=1e-10)
+
+    spread = variances if covariance == "identity" else moments
+    got = head_weights(jnp.float32(mu), jnp.float32(spread), jnp.float32(sizes))
+    for client, row in enumerate(np.asarray(got)):
+        single = [expected(client, alpha) for alpha in np.eye(3)]
+        # On the simplex the loss is a quadratic form, whose entries its values between two corners give.
+        form = np.diag(single)
+        for j, k in itertools.permutations(range(3), 2):
+            form[j, k] = 2 * expected(client, (np.eye(3)[j] + np.eye(3)[k]) / 2) - (single[j] + single[k]) / 2
+        np.testing.assert_allclose(row, reference.minimizer_on_simplex(form), atol=2e-3)
+        assert row.max() < 0.9
 
 
 @pytest.mark.parametrize("known", [pytest.param((0, 0, 0), marks=pytest.mark.slow), (7, 2, 0)])

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from problems import adapted_model
-from rounds import local_results
 from trees import assert_same, distance
 
 from pfl_jax import LocalTraining, Settings, build, methods, models
@@ -45,15 +44,13 @@ def double(tree):
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
 
 
-def third_round(method, state):
-    """What all clients train in the third round."""
-    return local_results(method, tiny_federation(), state, 2)
-
-
-@functools.cache
-def without_adapters(name):
-    """The server's state."""
-    return played(METHODS[name], model=tiny_model())[1][-1].server
+def trained_from(method, state, clients):
+    """What all clients, in these states, train in the third round."""
+    key, data, local = jax.random.fold_in(state.key, 2), tiny_federation(), jax.jit(method.local)
+    return [
+        local(jax.random.fold_in(key, number), state.server, own, client_data(data, number, "train"))
+        for number, own in enumerate(clients)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -61,8 +58,11 @@ def without_adapters(name):
     [("fedsa_lora", "fedper"), *((name, "fedavg") for name in ("fedex_lora", "hetlora", "flora", "flexlora"))],
 )
 def test_without_adapters_they_are_another_method(name, other):
-    got = without_adapters(name)
-    assert_same(got.params if isinstance(got, ExactParams) else got, without_adapters(other))
+    _, own = played(METHODS[name], model=tiny_model())
+    _, base = played(METHODS[other], model=tiny_model())
+    got = own[-1].server
+    got = got.params if isinstance(got, ExactParams) else got
+    assert_same(got, base[-1].server)
 
 
 # FedEx-LoRA and FLoRA
@@ -85,7 +85,7 @@ def test_the_kernels_are_averaged_exactly(name):
     base, federation = model.frozen.read()["base"], tiny_federation()
     before, after = states[1], states[2]
     weights = np.asarray(federation.train_count) / np.asarray(federation.train_count).sum()
-    trained = third_round(method, before)
+    trained = trained_from(method, before, [()] * 4 if name == "fedex_lora" else before.clients)
     sent = [kernels(base, local.personal.params, local.personal.residuals) for local in trained]
     wanted = [sum(w * own[layer] for w, own in zip(weights, sent, strict=True)) for layer in range(2)]
     got = kernels(base, after.server.params, after.server.residuals)
@@ -104,7 +104,7 @@ def test_the_kernels_are_averaged_exactly(name):
         states = np.maximum(states @ got[layer] + double(base[name]["bias"]), 0)
     head = double(after.server.params["head"])
     np.testing.assert_allclose(
-        jax.jit(method.predict)(after.server, x), states @ head["kernel"] + head["bias"], rtol=1e-4, atol=1e-5
+        method.predict(after.server, x), states @ head["kernel"] + head["bias"], rtol=1e-4, atol=1e-5
     )
 
 
@@ -142,14 +142,13 @@ def test_flexlora_gives_each_client_the_best_part_of_the_mean_product():
     np.testing.assert_array_equal(after.clients, before.clients)
     assert len(set(np.asarray(before.clients))) > 1
     weights = np.asarray(tiny_federation().train_count) / np.asarray(tiny_federation().train_count).sum()
-    trained = [double(local.personal["backbone"]) for local in third_round(method, before)]
-    personalize = jax.jit(lambda server, rank: method.personalize(None, server, rank, None))
+    trained = [double(local.personal["backbone"]) for local in trained_from(method, before, before.clients)]
     for name in ("fc1", "fc2"):
         products = [one[name]["lora_a"] @ one[name]["lora_b"] for one in trained]
         assert [np.linalg.matrix_rank(one, tol=1e-6) for one in products] == list(before.clients)
         mean = np.tensordot(weights, products, axes=1)
         for rank in (1, 2, 3):
-            own = double(personalize(after.server, rank)["backbone"][name])
+            own = double(method.personalize(None, after.server, rank, None)["backbone"][name])
             np.testing.assert_allclose(own["lora_a"] @ own["lora_b"], best(mean, rank), rtol=1e-4, atol=1e-6)
             # The A are orthonormal, and B has the singular values.
             np.testing.assert_allclose(own["lora_a"].T @ own["lora_a"], np.diag(np.arange(3) < rank), atol=1e-5)
@@ -187,7 +186,7 @@ def test_hetlora_truncates_weighs_by_norms_and_keeps_ranks():
     assert set(ranks) <= {1, 2, 3}
     assert len(set(ranks)) > 1
     sent = []
-    for rank, local in zip(ranks, third_round(method, before), strict=True):
+    for rank, local in zip(ranks, trained_from(method, before, ranks), strict=True):
         own = double(local.personal["backbone"])
         for name in ("fc1", "fc2"):
             # Ranks that a client does not have stay zero through its training.
@@ -279,7 +278,7 @@ def test_feddpa_mixes_the_adapters_for_each_input_by_its_cosines():
     # Of a client with five examples in twenty rows, the first two are references twice.
     state, data = states[-1], client_data(tiny_federation(), 3, "train")
     client = jax.tree.map(lambda leaf: leaf[3], state.clients)
-    personal = jax.jit(method.personalize)(jax.random.key(0), state.server, client, data)
+    personal = method.personalize(jax.random.key(0), state.server, client, data)
     x = client_data(federation, 1, "test").x[:4]
     base, own, shared = model.frozen.read()["base"], double(client), double(state.server)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import reference
 from problems import CLASSES, HYPER_PARAMETERS, tiny_federation, tiny_model
-from trees import row
+from trees import assert_same, row
 
 from pfl_jax.data import client_data
 from pfl_jax.methods import fedselect, pefll
@@ -67,6 +67,11 @@ def test_fedselect(size):
         full.assert_model(state.personal, masks[client])
     models = [select(mask, mine, w) for mask, mine in zip(masks, own, strict=True)]
     full.assert_received(last, models, own if size == 3 else ())
+
+
+@pytest.mark.parametrize("nothing", ["rate", "limit"])
+def test_fedselect_without_personal_entries_is_fedavg(nothing):
+    assert_same(full.run("fedselect", **{nothing: 0.0}).state.server, full.run("fedavg").state.server)
 
 
 def test_entries_that_did_not_change_stay_shared():
@@ -130,6 +135,12 @@ def test_flute():
     np.testing.assert_allclose(np.asarray(last.info["distance"])[order], distances, rtol=1e-3)
 
 
+def test_flute_without_its_terms_is_fedper():
+    nothing = dict.fromkeys(("lam", "head_penalty", "feature_penalty", "server_lr"), 0.0)
+    got, want = full.run("flute", head_epochs=0, **nothing).state, full.run("fedper").state
+    assert_same((got.server, got.clients), (want.server, want.clients))
+
+
 def test_distance_to_the_simplex():
     centered = jnp.eye(CLASSES) - 1 / CLASSES
     everything, some = jnp.ones(CLASSES), jnp.ones(CLASSES).at[0].set(0.0)
@@ -189,6 +200,17 @@ def test_pefll():
     np.testing.assert_allclose(np.asarray(last.info["change"])[np.argsort(last.cohort)], lengths, rtol=1e-3)
 
 
+def test_pefll_is_fedavg_where_the_hypernetwork_gives_everyone_the_same_model():
+    def constant(state):
+        *hidden, (kernel, bias) = state.server.hypernetwork
+        layers = [*jax.tree.map(jnp.zeros_like, hidden), (jnp.zeros_like(kernel), bias)]
+        return state._replace(server=state.server._replace(hypernetwork=layers))
+
+    equal, rates = {"rounds": 3, "sizes": (14, 14, 14)}, {"server_lr": 1.0, "server_momentum": 0.0}
+    got, want = full.run("pefll", change=constant, **equal, **rates, **SMALL), full.run("fedavg", **equal)
+    full.assert_model(want.state.server, reference.model_of(np.asarray(got.state.server.hypernetwork[-1][1])))
+
+
 def test_a_descriptor_is_of_a_mini_batch_in_training_and_of_all_examples_in_use():
     method, data = pefll(tiny_model(), batch_size=4, **SMALL), client_data(tiny_federation(), 1, "train")
     server = method.init_server(jax.random.key(0))
@@ -201,5 +223,5 @@ def test_a_descriptor_is_of_a_mini_batch_in_training_and_of_all_examples_in_use(
     padded = data._replace(x=jnp.where(data.mask[:, None, None, None], data.x, 9.0))
     np.testing.assert_array_equal(descriptor(0, padded), descriptor(0, data))
     x, y = reference.examples(tiny_federation(), 1)
-    deployed = jax.jit(method.personalize)(jax.random.key(0), server, (), data)
+    deployed = method.personalize(jax.random.key(0), server, (), data)
     full.assert_model(deployed, reference.model_of(generated(networks_of(server), x, y)))

@@ -259,30 +259,125 @@ def test_under_vmap_on_a_gpu_no_model_has_convolutions_with_groups():
     assert model._replace(num_classes=4).features is model.features
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int8", "bfloat16", "float16", "complex64"])
-def test_numbers_of_other_kinds(dtype):
-    """Small whole numbers, which every kind holds exactly, in batches under vmap."""
-    draw, window, is_float = np.random.default_rng(0), (1, 2, 2, 1), dtype in ("bfloat16", "float16")
+# Random networks
 
-    def numbers(*shape):
-        found = draw.integers(-1, 2, shape)
-        return jnp.asarray(found + 1j * draw.integers(-1, 2, shape) if dtype == "complex64" else found, dtype)
+EXACT = {"int32", "int8"}
+TYPES = ("float32", "bfloat16", "float16", "int32", "int8", "complex64")
 
-    def summed(x, kernel):
-        x = lax.conv_general_dilated(x, kernel, (2, 1), "SAME", dimension_numbers=LAST)
-        return lax.reduce_window(x, np.asarray(0, x.dtype), lax.add, window, window, "VALID")
 
-    def largest(x, kernel):
-        least = np.asarray(-np.inf if is_float else jnp.iinfo(dtype).min, jnp.dtype(dtype))
-        return lax.reduce_window(summed(x, kernel), least, lax.max, window, window, "VALID")
+def random_layer(rng, dtype, channels, sides):
+    """A layer x [B, *sides, channels] -> [B, ..., channels'], its parameters' shape or None, and channels'."""
+    number = len(sides)
 
-    def everything(wrap):
-        # Of equal entries, which one is the largest is not compared.
-        clients = jax.vmap(wrap(summed if dtype == "complex64" else largest), (0, None))
-        slopes = jax.grad(lambda x, kernel: jnp.sum(jax.vmap(wrap(summed), (0, None))(x, kernel)), (0, 1))
-        return jax.jit(lambda *args: (clients(*args), slopes(*args) if is_float else ()))(*given)
+    def of_each(*choices):
+        return tuple(int(rng.choice(choices)) for _ in range(number))
 
-    given = numbers(3, 2, 9, 10, 2), numbers(3, 3, 2, 4)
-    for got, wanted in zip(*(jax.tree.leaves(everything(wrap)) for wrap in (fast, lambda f: f)), strict=True):
-        assert got.dtype == wanted.dtype
-        np.testing.assert_array_equal(got, wanted)
+    kind = rng.choice(["convolution", "max", "sum"])
+    if kind == "max" and dtype == "complex64":
+        kind = "sum"
+    window = tuple(min(one, side) for one, side in zip(of_each(1, 2, 3), sides, strict=True))
+    strides = window if rng.random() < 0.6 else of_each(1, 2)
+    padding = str(rng.choice(["SAME", "VALID"]))
+    if kind != "convolution":
+        start = {"sum": 0, "max": -jnp.inf if "float" in dtype else jnp.iinfo(dtype).min if dtype in EXACT else 0}[kind]
+        operation = {"sum": lax.add, "max": lax.max}[kind]
+
+        def pool(x, _):
+            return lax.reduce_window(
+                x, np.asarray(start, jnp.dtype(dtype)), operation, (1, *window, 1), (1, *strides, 1), padding
+            )
+
+        return pool, None, channels
+    groups = int(rng.choice([one for one in (1, channels) if channels % one == 0]))
+    outputs = groups * int(rng.integers(1, 4))
+    dilation = of_each(1, 1, 2) if padding == "SAME" else (1,) * number
+    if rng.random() < 0.3:
+        padding = tuple((int(rng.integers(0, 3)), int(rng.integers(-1, 3))) for _ in range(number))
+        window = (1,) * number if min(sides) < 4 else window
+    letters = "HW"[-number:]
+    layout = (f"N{letters}C", f"{letters}IO", f"N{letters}C")
+    strides, base = of_each(1, 1, 2, 3), of_each(1) if isinstance(padding, str) else of_each(1, 1, 1, 2)
+
+    def convolve(x, kernel):
+        return lax.conv_general_dilated(
+            x, kernel, strides, padding, base, dilation, dimension_numbers=layout, feature_group_count=groups
+        )
+
+    return convolve, (*window, channels // groups, outputs), outputs
+
+
+def random_network(seed):
+    """Function of x and a list of parameters, with random operations, and its arguments as float64 or whole numbers."""
+    rng = np.random.default_rng(seed)
+    dtype, number = TYPES[seed % len(TYPES)], int(rng.integers(1, 3))
+    sides, channels = tuple(int(rng.integers(4, 9)) for _ in range(number)), int(rng.integers(1, 4))
+
+    def numbers(shape):
+        found = rng.integers(-3, 4, shape).astype(np.float64) if dtype in EXACT else rng.normal(size=shape)
+        return found + 1j * rng.normal(size=shape) if dtype == "complex64" else found
+
+    x, layers, kernels = numbers((2, *sides, channels)), [], []
+    shape = jax.ShapeDtypeStruct(x.shape, dtype)
+    for _ in range(int(rng.integers(1, 4))):
+        layer, kernel, channels = random_layer(rng, dtype, channels, shape.shape[1:-1])
+        kernel = jax.ShapeDtypeStruct(kernel or (), dtype)
+        found = jax.eval_shape(layer, shape, kernel)
+        if 0 in found.shape or max(found.shape) > 40:
+            break
+        shape = found
+        layers.append((layer, rng.choice(["plain", "jit", "checkpoint", "cond", "scan"])))
+        kernels.append(numbers(kernel.shape) / (1 if dtype in EXACT else 2))
+
+    def network(x, kernels):
+        for (layer, around), kernel in zip(layers, kernels, strict=True):
+            if around == "jit":
+                x = jax.jit(layer)(x, kernel)
+            elif around == "checkpoint":
+                x = jax.checkpoint(layer)(x, kernel)
+            elif around == "cond":
+                x = lax.cond(
+                    jnp.sum(jnp.abs(kernel)) >= 0, layer, lambda x, kernel, do=layer: 2 * do(x, kernel), x, kernel
+                )
+            elif around == "scan":
+                x = lax.scan(lambda x, kernel, do=layer: (x, do(x, kernel)), x, kernel[None])[1][0]
+            else:
+                x = layer(x, kernel)
+        return x
+
+    return network, dtype, x, kernels
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(300))
+def test_random_networks_of_all_kinds_of_numbers(seed):
+    network, dtype, *given = random_network(seed)
+    exact = dtype in EXACT
+
+    def everything(function):
+        def scalar(x, kernels):
+            return jnp.sum(jnp.abs(function(x, kernels)) ** 2)
+
+        clients = jax.vmap(function, in_axes=(0, None))
+        return jax.jit(
+            lambda x, kernels: (
+                function(x, kernels),
+                clients(jnp.stack([x, -x]), kernels),
+                () if exact else jax.grad(scalar, (0, 1), holomorphic=False)(x, kernels),
+            )
+        )
+
+    typed = jax.tree.map(lambda one: jnp.asarray(one, dtype), given)
+    got, plain = (jax.tree.leaves(everything(one)(*typed)) for one in (fast(network), network))
+    assert [(one.shape, one.dtype) for one in got] == [(one.shape, one.dtype) for one in plain]
+    if exact:
+        for one, wanted in zip(got, plain, strict=True):
+            np.testing.assert_array_equal(one, wanted)
+        return
+    # Beside the truth, no worse than JAX's own operations: of few digits, they differ from each other.
+    wide = {"complex64": "complex64"}.get(dtype, "float32")
+    rounded = jax.tree.map(lambda one: one.astype(wide), typed)
+    truth = jax.tree.leaves(everything(network)(*rounded)) if dtype != wide else plain
+    for one, other, true in zip(got, plain, truth, strict=True):
+        scale = float(jnp.max(jnp.abs(true), initial=0)) + 1e-30
+        error, usual = (float(jnp.max(jnp.abs(found.astype(wide) - true), initial=0)) / scale for found in (one, other))
+        assert error <= max(2 * usual, {"bfloat16": 0.03, "float16": 0.004}.get(dtype, 3e-5)), (dtype, error, usual)

@@ -20,6 +20,20 @@ from torch.nn import functional  # noqa: E402
 pytestmark = pytest.mark.slow
 
 
+class Cnn(nn.Module):
+    """As in PFLlib."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Sequential(nn.Conv2d(1, 8, 5), nn.ReLU(inplace=True), nn.MaxPool2d((2, 2)))
+        self.conv2 = nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(inplace=True), nn.MaxPool2d((2, 2)))
+        self.fc1 = nn.Sequential(nn.Linear(144, 32), nn.ReLU(inplace=True))
+        self.fc = nn.Linear(32, 10)
+
+    def forward(self, x):
+        return self.fc(self.fc1(torch.flatten(self.conv2(self.conv1(x)), 1)))
+
+
 class Block(nn.Module):
     def __init__(self, inputs, width, stride, norm):
         super().__init__()
@@ -53,6 +67,25 @@ class ResNet(nn.Module):
         return self.fc(self.average(self.layers(self.pool(self.stem(x)))).flatten(1))
 
 
+class MobileNet(nn.Module):
+    """Inverted residuals with depthwise convolutions, squeeze-and-excitation and hard activations."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.Hardswish())
+        self.wide = nn.Sequential(nn.Conv2d(8, 24, 1, bias=False), nn.BatchNorm2d(24), nn.ReLU6(inplace=True))
+        self.depthwise = nn.Sequential(nn.Conv2d(24, 24, 5, 1, 2, groups=24), nn.BatchNorm2d(24), nn.Hardswish())
+        self.squeeze = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(24, 6, 1), nn.ReLU(), nn.Conv2d(6, 24, 1))
+        self.narrow = nn.Sequential(nn.Conv2d(24, 8, 1, bias=False), nn.BatchNorm2d(8))
+        self.drop, self.fc = nn.Dropout(0.2), nn.Linear(8, 10)
+
+    def forward(self, x):
+        x = self.stem(x)
+        y = self.depthwise(self.wide(x))
+        y = y * functional.hardsigmoid(self.squeeze(y))
+        return self.fc(self.drop((x + self.narrow(y)).mean([2, 3])))
+
+
 class Vit(nn.Module):
     def __init__(self, width=16):
         super().__init__()
@@ -68,6 +101,16 @@ class Vit(nn.Module):
         return self.fc(self.encoder(x)[:, 0])
 
 
+class Recurrent(nn.Module):
+    def __init__(self, kind, **options):
+        super().__init__()
+        self.layers = kind(5, 8, num_layers=2, batch_first=True, dropout=0.2, **options)
+        self.fc = nn.Linear(16 if options else 8, 10)
+
+    def forward(self, x):
+        return self.fc(self.layers(x)[0][:, -1])
+
+
 class Text(nn.Module):
     def __init__(self, width=16):
         super().__init__()
@@ -81,10 +124,15 @@ class Text(nn.Module):
         return self.fc((x * real).sum(1) / real.sum(1).clamp(min=1))
 
 
+IMAGE, STEPS = (16, 16, 3), (7, 5)
 NETWORKS = {
+    "cnn": (Cnn, (20, 20, 1)),
     "resnet18, BatchNorm": (ResNet, (32, 32, 3)),
     "resnet18, GroupNorm": (lambda: ResNet(lambda width: nn.GroupNorm(2, width)), (32, 32, 3)),
-    "vit": (Vit, (16, 16, 3)),
+    "mobilenet": (MobileNet, IMAGE),
+    "vit": (Vit, IMAGE),
+    "lstm": (lambda: Recurrent(nn.LSTM), STEPS),
+    "gru, both ways": (lambda: Recurrent(nn.GRU, bidirectional=True), STEPS),
     "transformer": (Text, (12,)),
 }
 ROWS = 6
@@ -94,7 +142,7 @@ def without_dropout(net):
     for part in net.modules():
         if isinstance(part, nn.Dropout):
             part.p = 0.0
-        if isinstance(part, nn.MultiheadAttention):
+        if isinstance(part, nn.RNNBase | nn.MultiheadAttention):
             part.dropout = 0.0
     return net
 
@@ -175,7 +223,13 @@ class Small(nn.Module):
 
 
 RECIPE = {"lr": 0.05, "momentum": 0.5, "weight_decay": 5e-4}
-OPTIONS = {"fedper": {}, "fedbn": {}, "fedas": {"align_lr": 0.1, "align_batch_size": 64, "align_epochs": 2}}
+OPTIONS = {
+    "fedper": {},
+    "fedbn": {},
+    "ditto": {"lam": 0.7, "personal_epochs": 2},
+    "fedas": {"align_lr": 0.1, "align_batch_size": 64, "align_epochs": 2},
+    "fedpac": {"lam": 0.7, "head_lr": 0.1, "head_epochs": 2},
+}
 
 
 class Loop:
@@ -188,7 +242,7 @@ class Loop:
 
     def __init__(self, net, federation):
         self.net, self.server, self.clients = net, copy.deepcopy(net.state_dict()), []
-        self.aligns = False
+        self.centroids, self.aligns = torch.full((3, 8), torch.nan), False
         for i in range(federation.num_clients):
             data = client_data(federation, i, "train")
             size = int(data.mask.sum())
@@ -223,7 +277,7 @@ class Loop:
     def sizes(self):
         return [len(y) for _, y, _ in self.clients]
 
-    def partial(self, part):
+    def partial(self, part, info):
         """FedPer and FedBN, whose clients keep a part of the module."""
         trained = []
         for x, y, own in self.clients:
@@ -232,6 +286,24 @@ class Loop:
             trained.append(net.state_dict())
         self.collect(trained, self.sizes())
         self.keep(trained)
+
+    def ditto(self, info):
+        received, trained, personal = self.load(self.server), [], []
+        for x, y, own in self.clients:
+            net = self.load(own)
+
+            def loss(net=net, x=x, y=y):
+                pairs = zip(net.parameters(), received.parameters(), strict=True)
+                distance = sum(((mine - there.detach()) ** 2).sum() for mine, there in pairs)
+                return functional.cross_entropy(net(x), y) + 0.7 / 2 * distance
+
+            self.descend(net.parameters(), loss, epochs=2)
+            personal.append(net.state_dict())
+            net = self.load(self.server)
+            self.descend(net.parameters(), lambda net=net, x=x, y=y: functional.cross_entropy(net(x), y))
+            trained.append(net.state_dict())
+        self.collect(trained, self.sizes())
+        self.keep(personal)
 
     def aligned(self, x, own):
         """FedAS's received module, aligned with the client's own embeddings; the head is the client's."""
@@ -243,7 +315,7 @@ class Loop:
             self.descend(body, lambda: functional.mse_loss(net.features(x), targets), epochs=2, **plain)
         return net
 
-    def fedas(self):
+    def fedas(self, info):
         trained, traces = [], []
         for x, y, own in self.clients:
             net = self.aligned(x, own)
@@ -260,14 +332,54 @@ class Loop:
         self.keep(trained)
         self.aligns = True
 
-    def round(self, name):
-        if name == "fedas":
-            self.fedas()
+    def fedpac(self, info):
+        """The weights of the heads are the run's, since they are a quadratic program's."""
+        trained, heads, sums, counts = [], [], torch.zeros(3, 8), torch.zeros(3)
+        for x, y, own in self.clients:
+            net = self.load(self.server, {key: own[key] for key in own if key.startswith("fc.")})
+            features = net.eval().features(x).detach()
+            means = torch.stack([features[y == label].mean(0) for label in range(3)])
+            targets = torch.where(torch.isnan(self.centroids), means, self.centroids)[y]
+
+            def risk_of_head(head=net.fc, features=features, y=y):
+                return functional.cross_entropy(head(features), y)
+
+            self.descend(net.fc.parameters(), risk_of_head, 2, lr=0.1)
+            heads.append(copy.deepcopy(net.fc.state_dict()))
+            strength, net = (0.0 if torch.isnan(self.centroids).all() else 0.7), net.train()
+
+            def loss(net=net, x=x, y=y, targets=targets, strength=strength):
+                features = net.features(x)
+                risk = functional.cross_entropy(net.fc(features), y)
+                return risk + (strength * functional.mse_loss(features, targets) if strength else 0.0)
+
+            body = [*net.conv.parameters(), *net.norm.parameters(), *net.hidden.parameters()]
+            self.descend(body, loss)
+            trained.append(copy.deepcopy(net.state_dict()))
+            sums.index_add_(0, y, net.eval().features(x).detach())
+            counts += torch.bincount(y, minlength=3)
+        self.collect(trained, self.sizes())
+        self.centroids = torch.where(counts[:, None] > 0, sums / counts[:, None], self.centroids)
+        weights = torch.tensor(np.asarray(info["head_weights"]))
+        mixed = {key: torch.stack([head[key] for head in heads]) for key in heads[0]}
+        self.keep(
+            [
+                {f"fc.{key}": torch.tensordot(weights[i], value, 1) for key, value in mixed.items()}
+                for i in range(len(heads))
+            ]
+        )
+
+    def round(self, name, info):
+        parts = {"fedper": "fc.", "fedbn": "norm."}
+        if name in parts:
+            self.partial(parts[name], info)
         else:
-            self.partial({"fedper": "fc.", "fedbn": "norm."}[name])
+            getattr(self, name)(info)
 
     def deployed(self, name, client):
         x, _, own = self.clients[client]
+        if name == "ditto":
+            return own
         if name == "fedas":
             return self.aligned(x, own).state_dict()
         part = "norm." if name == "fedbn" else "fc."
@@ -282,9 +394,8 @@ def test_ten_rounds_are_those_of_a_loop_in_pytorch(name):
     loop, model = Loop(net, federation), from_torch(net, (2, 3, 1), 3)
     training = LocalTraining(batch_size=64, epochs=3, shuffle=False, **RECIPE)
     method = getattr(methods, name)(model, training, **OPTIONS[name])
-    *_, last = run(method, federation, Settings(rounds=10), jax.random.key(0))
-    for _ in range(10):
-        loop.round(name)
+    for last in run(method, federation, Settings(rounds=10), jax.random.key(0)):
+        loop.round(name, last.info)
     for i in range(federation.num_clients):
         found = to_torch(files.client_params(method, federation, last.state, client=i), copy.deepcopy(net)).state_dict()
         for key, wanted in loop.deployed(name, i).items():

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 from reference import minimizer_on_simplex as exact
 
 from pfl_jax import InvalidInput
-from pfl_jax.primitives import mirror_descent, simplex_qp, simplex_solvers, solve_simplex_qp
+from pfl_jax.primitives import in_float64, mirror_descent, simplex_qp, simplex_solvers, solve_simplex_qp
 from pfl_jax.primitives.simplex_solvers import frank_wolfe_gap
 
 SOLVERS = [
@@ -49,7 +49,7 @@ def assert_on_simplex(weights):
 
 
 @pytest.mark.parametrize("solver", ["auto", "interior_point"])
-@pytest.mark.parametrize("clients", [1, 31])
+@pytest.mark.parametrize("clients", [1, 20, 61])
 def test_programmes_of_groups_of_clients_are_solved(solver, clients):
     matrices = groups_of_clients(clients)[:20]
     solution = solve_simplex_qp(jnp.asarray(matrices, jnp.float32), solver=solver, tolerance=1e-7)
@@ -212,6 +212,24 @@ def test_an_interior_point_that_is_not_needed_takes_no_step():
     np.testing.assert_allclose(weights, [[6 / 11, 3 / 11, 2 / 11], [1 / 3] * 3], rtol=1e-2)
 
 
+@pytest.mark.parametrize("clients", [12, 30])
+@pytest.mark.parametrize("population", [groups_of_clients, lambda clients: random_matrices(clients, clients)])
+def test_jaxopt_solves_every_program_of_a_cohort(population, clients):
+    @in_float64
+    def gaps(matrices):
+        matrices = matrices.astype(jnp.float64)
+
+        def gap(matrix):
+            program = matrix, jnp.zeros(clients)
+            weights = simplex_solvers.projected_gradient(*program, floor=1e-7)
+            return simplex_solvers.frank_wolfe_gap(*program, weights, 1e-7)
+
+        return jax.lax.map(gap, matrices).astype(jnp.float32)
+
+    matrices = population(clients)
+    assert np.max(gaps(jnp.asarray(matrices / matrices.max(axis=(1, 2), keepdims=True), jnp.float32))) < 1e-7
+
+
 @pytest.mark.slow
 def test_without_jaxopt_auto_is_the_interior_point(monkeypatch):
     matrices = jnp.asarray(random_matrices(2, 3), jnp.float32)
@@ -260,7 +278,12 @@ def test_the_steps_are_exponentiated_gradients():
 
 def test_what_is_nan_spoils_its_own_row_alone():
     rows = jnp.stack([jnp.ones(3), jnp.array([1.0, jnp.nan, 1.0])])
-    descend = jax.jit(lambda start: mirror_descent(lambda x: rows * x, start, lr=0.1, steps=3))
-    weights = descend(jnp.full((2, 3), 1 / 3))
+    weights = mirror_descent(lambda x: rows * x, jnp.full((2, 3), 1 / 3), lr=0.1, steps=3)
     np.testing.assert_allclose(weights[0], 1 / 3, rtol=1e-6)
     assert jnp.isnan(weights[1]).all()
+
+
+def test_many_programs_are_announced_while_they_are_traced(caplog):
+    with caplog.at_level("INFO", logger="pfl_jax"):
+        jax.eval_shape(solve_simplex_qp, jnp.zeros((100, 3, 3)))
+    assert "100 quadratic programs of 3 variables" in caplog.text
