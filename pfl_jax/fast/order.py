@@ -66,9 +66,9 @@ def _added(equation: Any, window: tuple[int, ...]) -> Step | None:
 
 def _activation(equation: Any) -> Step | None:
     """One of the ACTIVATIONS."""
-    if len(equation.invars) != 1 or len(equation.outvars) != 1:
+    x, *others = equation.invars
+    if others or len(equation.outvars) != 1 or not jnp.issubdtype(x.aval.dtype, jnp.floating):
         return None
-    x = equation.invars[0]
     function = _texts(x.aval.shape, x.aval.dtype).get(str(equation))
     return None if function is None else (function, [x])
 

@@ -25,7 +25,7 @@ GENERATOR = (32 + CLASSES) * 256 + 2 * 256 + (256 + 1) * FEATURES
 
 ITS_MODEL = [
     *("fedavg", "fedavg_ft", "fedprox", "fedprox_ft", "moon", "feddyn", "per_fedavg", "fedbn", "fedrod"),
-    *("fedlwf", "fedreplay"),
+    *("fedlwf", "fedreplay", "fedsam", "cfl"),
     *("feddbe", "knn_per", "apfl", "pfedme", "ditto", "fedamp", "fedala", "pfedhn", "cd2pfed", "fedas_cd2"),
     *("feddpa", "fedex_lora", "hetlora", "flora", "flexlora", "fml", "fedphp"),
 ]
@@ -46,6 +46,8 @@ NUMBERS |= {
     "gpfl": (THETA + CLASSES * FEATURES + VALVE, THETA + CLASSES * FEATURES + VALVE),
     # The choice of a cluster goes up, all k = 3 models go down.
     "hypcluster": (MODEL + 1, 3 * MODEL),
+    # Directions of class means and counts go up, those of all classes down; the factor of the logits both ways.
+    "fednh": (THETA + 1 + CENTROIDS, THETA + 1 + CLASSES * FEATURES),
     "fedem": (3 * MODEL, 3 * MODEL),
     "fedem_ft": (3 * MODEL, 3 * MODEL),
     # m = 5 endpoints of the head's kernel and one bias; the client's point goes down besides.

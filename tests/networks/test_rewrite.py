@@ -259,6 +259,35 @@ def test_under_vmap_on_a_gpu_no_model_has_convolutions_with_groups():
     assert model._replace(num_classes=4).features is model.features
 
 
+@pytest.mark.parametrize("dtype", ["int32", "int8", "bfloat16", "float16", "complex64"])
+def test_numbers_of_other_kinds(dtype):
+    """Small whole numbers, which every kind holds exactly, in batches under vmap."""
+    draw, window, is_float = np.random.default_rng(0), (1, 2, 2, 1), dtype in ("bfloat16", "float16")
+
+    def numbers(*shape):
+        found = draw.integers(-1, 2, shape)
+        return jnp.asarray(found + 1j * draw.integers(-1, 2, shape) if dtype == "complex64" else found, dtype)
+
+    def summed(x, kernel):
+        x = lax.conv_general_dilated(x, kernel, (2, 1), "SAME", dimension_numbers=LAST)
+        return lax.reduce_window(x, np.asarray(0, x.dtype), lax.add, window, window, "VALID")
+
+    def largest(x, kernel):
+        least = np.asarray(-np.inf if is_float else jnp.iinfo(dtype).min, jnp.dtype(dtype))
+        return lax.reduce_window(summed(x, kernel), least, lax.max, window, window, "VALID")
+
+    def everything(wrap):
+        # Of equal entries, which one is the largest is not compared.
+        clients = jax.vmap(wrap(summed if dtype == "complex64" else largest), (0, None))
+        slopes = jax.grad(lambda x, kernel: jnp.sum(jax.vmap(wrap(summed), (0, None))(x, kernel)), (0, 1))
+        return jax.jit(lambda *args: (clients(*args), slopes(*args) if is_float else ()))(*given)
+
+    given = numbers(3, 2, 9, 10, 2), numbers(3, 3, 2, 4)
+    for got, wanted in zip(*(jax.tree.leaves(everything(wrap)) for wrap in (fast, lambda f: f)), strict=True):
+        assert got.dtype == wanted.dtype
+        np.testing.assert_array_equal(got, wanted)
+
+
 # Random networks
 
 EXACT = {"int32", "int8"}
