@@ -13,9 +13,7 @@ from lab.pages.sizes import each_method
 def texts(root: Path) -> dict[Path, str]:
     """The page of a checkout, with its tables; InvalidInput if a measurement is missing."""
     sections = stored(root / ROOT.name / "benchmark.jsonl")
-    parts = dict.fromkeys(("networks", "head-weights"), UNMEASURED) | {
-        name: part(section) for name, section in sections.items()
-    }
+    parts = {name: part(section) for name, section in sections.items()}
     parts |= {"gpu": gpu(sections), "sizes": each_method()}
     page = root / "docs/performance.md"
     return {page: filled(page, parts)}
@@ -27,7 +25,6 @@ def gpu(sections: Mapping[str, Section]) -> str:
     return "\n".join(tables) or UNTESTED
 
 
-UNMEASURED = "Not measured yet.\n"
 UNTESTED = (
     "No GPU has been measured yet: the form of the convolutions, the chunk and the precision that one gets are "
     "untested choices.\n"
