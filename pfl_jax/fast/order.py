@@ -23,44 +23,44 @@ def pool_first(jaxpr: core.Jaxpr) -> core.Jaxpr:
     """
     equations: list[Any] = list(jaxpr.eqns)
     for number, pool in enumerate(jaxpr.eqns):
-        if pool.primitive.name != "reduce_window_max" or any(map(any, pool.params["padding"])):
+        if pool.primitive.name != "reduce_window_max":
+            continue
+        if any(map(any, pool.params["padding"])) or {*pool.params["base_dilation"]} != {1}:
             continue
         made_by = {equation.outvars[0]: place for place, equation in enumerate(jaxpr.eqns[:number])}
         uses = [one for equation in jaxpr.eqns for one in equation.invars] + list(jaxpr.outvars)
-        x, steps, others = pool.invars[0], [], []
+        x, steps = pool.invars[0], []
         while x in made_by and sum(one is x for one in uses) == 1:
             equation = jaxpr.eqns[made_by[x]]
-            found = _added(equation, pool.params["window_dimensions"]) or _activation(equation)
-            if found is None:
+            step = _added(equation, pool) or _activation(equation)
+            if step is None:
                 break
             equations[made_by[x]] = None
-            function, inputs = found
-            steps.append((function, len(inputs) - 1))
-            x, others = inputs[0], inputs[1:] + others
+            # The first step is found last.
+            steps.insert(0, step)
+            x = step[1]
         if steps:
-            inputs = [x, *others]
-            # The first of the steps was found last.
-            call = _call(
-                functools.partial(pool.primitive.bind, **pool.params), steps[::-1], [one.aval for one in inputs]
-            )
+            call = _call(pool, x, steps)
+            inputs = [x, *(one for *_, others in steps for one in others)]
             equations[number] = pool.replace(primitive=call.primitive, params=call.params, invars=inputs)
     return jaxpr.replace(eqns=[one for one in equations if one is not None]) if None in equations else jaxpr
 
 
-Step = tuple[Callable[..., jax.Array], list[Any]]
-"""A function, and its inputs in a jaxpr, the first of which is pooled."""
+Step = tuple[Callable[..., jax.Array], Any, list[Any]]
+"""A function, its input in a jaxpr that is pooled instead, and its other inputs."""
 
 
-def _added(equation: Any, window: tuple[int, ...]) -> Step | None:
+def _added(equation: Any, pool: Any) -> Step | None:
     """Addition of something that is the same for all elements of a window."""
     if equation.primitive.name != "add":
         return None
-    whole = equation.outvars[0].aval.shape
+    whole, sides = equation.outvars[0].aval.shape, pool.params["window_dimensions"]
+    pooled = [side > 1 or step > 1 for side, step in zip(sides, pool.params["window_strides"], strict=True)]
     for x, other in (equation.invars, equation.invars[::-1]):
         shape = other.aval.shape or (1,) * len(whole)
-        same = all(size == 1 for size, side in zip(shape, window, strict=True) if side > 1)
+        same = all(size == 1 for size, changes in zip(shape, pooled, strict=True) if changes)
         if same and x.aval.shape == whole:
-            return jnp.add, [x, other]
+            return jnp.add, x, [other]
     return None
 
 
@@ -70,7 +70,7 @@ def _activation(equation: Any) -> Step | None:
     if others or len(equation.outvars) != 1 or not jnp.issubdtype(x.aval.dtype, jnp.floating):
         return None
     function = _texts(x.aval.shape, x.aval.dtype).get(str(equation))
-    return None if function is None else (function, [x])
+    return None if function is None else (function, x, [])
 
 
 @functools.lru_cache(maxsize=256)
@@ -80,16 +80,17 @@ def _texts(shape: tuple[int, ...], dtype: Any) -> dict[str, Callable[..., jax.Ar
     return {str(jax.make_jaxpr(function)(x).eqns[0]): function for function in ACTIVATIONS}
 
 
-def _call(pool: Callable[..., jax.Array], steps: list[tuple[Callable[..., jax.Array], int]], inputs: Any) -> Any:
+def _call(pool: core.JaxprEqn, x: Any, steps: list[Step]) -> core.JaxprEqn:
     """Compiled call of pooling and the steps after it."""
 
-    def function(x, *others):
-        x, left = pool(x), list(others)
-        for step, count in steps:
-            x = step(x, *(left.pop(0) for _ in range(count)))
+    def function(x, others):
+        x = pool.primitive.bind(x, **pool.params)
+        for (step, *_), more in zip(steps, others, strict=True):
+            x = step(x, *more)
         return x
 
-    (equation,) = jax.make_jaxpr(jax.jit(function))(
-        *(jax.ShapeDtypeStruct(one.shape, one.dtype) for one in inputs)
-    ).eqns
+    inputs = jax.tree.map(
+        lambda one: jax.ShapeDtypeStruct(one.aval.shape, one.aval.dtype), (x, [one[2] for one in steps])
+    )
+    (equation,) = jax.make_jaxpr(jax.jit(function))(*inputs).eqns
     return equation

@@ -139,6 +139,10 @@ STAY = {
     "a result that others read": lambda x, bias: (lambda y: pooled(y) + y.mean())(x + bias),
     "a result of the program": lambda x, bias: (lambda y: (pooled(y), y))(x + bias),
     "padding": lambda x, bias: pooled(nn.relu(x + bias), 3, "SAME"),
+    "rows that are left out": lambda x, bias: nn.max_pool(x + x[:1, :, :1], (1, 2), strides=(2, 2)) + bias,
+    "holes": lambda x, bias: lax.reduce_window(
+        nn.relu(x + bias), -jnp.inf, lax.max, (1, 1, 1, 1), (1, 1, 1, 1), "VALID", base_dilation=(1, 2, 2, 1)
+    ),
 }
 
 
