@@ -338,3 +338,22 @@ def test_a_name_that_latex_would_read_as_its_own_is_a_name():
         "{}*ours",
         r"\textbf{3}",
     ]
+
+
+def test_settings_that_no_name_has_are_noted(runs):
+    folder, _ = runs
+    assert not compared(folder).notes
+    for seed in range(3):
+        write_run(folder / f"fedrep-{seed}", (*words("fedrep"), "--lr", "0.3"), seed=seed)
+    (note,) = (note for note in table(compared(folder)).notes if note.startswith("Settings that the names leave out"))
+    assert "fedrep lr=0.3" in note
+    assert "fedpac lr=0.05" in note
+
+
+def test_a_table_for_other_programs(runs, tmp_path):
+    out = tmp_path / "table.csv"
+    assert main([str(runs[0]), "--name", "Local_1=local", "--out", str(out)]) == 0
+    assert out.read_text().startswith("method,mean,worst tenth,")
+    # By another name it is still the method whose clients learn alone.
+    assert ",worse than Local_1\n" in out.read_text()
+    assert "\nLocal_1," in out.read_text()

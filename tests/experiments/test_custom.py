@@ -166,3 +166,30 @@ def test_a_table_as_people_have_it_from_the_file_to_the_exported_model(tmp_path,
     new = {"sex": ["f"], "age": [None]}
     assert prepared(new).shape == (1, 3)
     np.testing.assert_array_equal(load_model("model.safetensors").inputs(new), prepared(new))
+
+
+def test_classes_are_named_with_their_rows(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    labels = ["1"] * 30 + ["no"] * 20 + ["yes"] * 12 + ["01", "1.0", "Yes"]
+    rows = "".join(f"{number},{label}\n" for number, label in enumerate(labels))
+    (tmp_path / "my.csv").write_text("a,label\n" + rows)
+    assert notes(capsys) == [
+        "rows of the 6 classes, the fewest first: 01 (1), 1.0 (1), Yes (1), yes (12), no (20), 1 (30).",
+        "3 of 6 classes have one row only.",
+    ]
+
+
+def test_notes_on_data(wine, capsys):
+    classes = np.where(GROWER == "hill", 1, WINE.target)
+    np.savez("my.npz", x=WINE.data.astype(np.uint8), y=classes, grower=GROWER)
+    words = ["--data", "my.npz", "--client-column", "grower", "--train-size", "5"]
+    request, dataset = build.load_data(parse("custom", words), Console())
+    printed = capsys.readouterr().out
+    assert "1 of 4 clients have training rows of one class only" in printed
+    assert "bytes from 0 to 255" in printed
+    assert "--train-size has no effect with --partition natural" in printed
+    assert request.data_digest == dataset.origin
+    assert build.load_data(parse("custom", [*words, "--num-clients", "4"]), Console())[0].num_clients == 4
+    # More than the preset's clients is no error before the data has said how many there are.
+    with pytest.raises(InvalidInput, match="of 4 clients 1 to 3 can be held out, not 30"):
+        build.build_experiment(parse("custom", [*words, "--held-out-clients", "30"]), Console())

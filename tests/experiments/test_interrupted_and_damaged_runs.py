@@ -14,7 +14,7 @@ from rich.console import Console
 from experiments.cli.command import main, parse
 from experiments.folder.load import read_metrics
 from experiments.folder.run_folder import lock_folder, lock_run
-from experiments.run import build, driver, outcome, resume, run
+from experiments.run import build, driver, outcome, records, resume, run
 from experiments.run.run import run_cell
 from experiments.sweep import main as sweep
 from pfl_jax import InvalidInput, simulate
@@ -168,7 +168,8 @@ def test_too_little_memory_in_a_sweep(tmp_path, capsys, monkeypatch):
 def test_states_are_where_they_fit(experiment, monkeypatch):
     assert experiment.state_place() == "device"
     size = byte_count(experiment.state_shapes().clients)
-    monkeypatch.setattr(build, "free_bytes", lambda device: 2 * size)
+    # Both devices of a CPU keep all states, in one memory.
+    monkeypatch.setattr(build, "free_bytes", lambda device: 6 * size)
     assert experiment.state_place() == "host"
     monkeypatch.setattr(build, "machine_bytes", lambda: 2 * size - 1)
     assert experiment.state_place() == "disk"
@@ -243,3 +244,18 @@ def test_a_lock_on_a_file_that_is_gone_is_none(tmp_path):
             pass
     with pytest.raises(InvalidInput, match="cannot write"), lock_run(tmp_path / "absent"):
         pass
+
+
+def test_another_version_is_told(monkeypatch):
+    versions, said = {"pfl_jax": "bb", "device": "cpu", "chunk": 2}, []
+    own = {"run": {"--lr": 0.1}, "made_with": {"jax": "0.10.1"} | versions}
+    # Of other sources `resume.record_code` tells.
+    stored = {"run": {"--lr": 0.1}, "made_with": {"jax": "0.9.0"} | versions | {"pfl_jax": "aa", "chunk": 1}}
+    monkeypatch.setattr(records, "identity", lambda experiment: own)
+    records.check_identity({"identity": stored}, None, "run", said.append)
+    assert said == [
+        "Note: chunk 1 then and 2 now, jax 0.9.0 then and 0.10.1 now: results may differ in their last bits from an "
+        "uninterrupted run's."
+    ]
+    records.check_identity({"identity": own}, None, "run", said.append)
+    assert len(said) == 1

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from experiments.cli.command import parse
-from experiments.run import data
+from experiments.run import build, data
 from experiments.run.rounds import visits
 from experiments.spec.hyper_parameters import defaults, unread_by_method
 from experiments.spec.identity import fixed_rounds, notes, relevant_options
@@ -198,3 +198,14 @@ def test_other_tools_names_lead_to_options_that_exist():
 def test_a_client_visits_its_examples_in_every_epoch(words, visited):
     spec = parse("digits", ["--batch-size", "10", *words.split()])
     assert visits(spec, np.array([30, 7, 25])).tolist() == visited
+
+
+def test_a_batch_of_more_examples_than_any_client_has_is_noted():
+    def told(*words):
+        text = io.StringIO()
+        request = parse("digits", ["--method", "local", "--rounds", "1", *words])
+        build.build_experiment(request, Console(file=text, width=500))
+        return text.getvalue()
+
+    assert "5000 is more than the 60 training examples of any client" in told("--batch-size", "5000")
+    assert "more than" not in told("--batch-size", "60")

@@ -101,3 +101,33 @@ def test_rows_are_exchanged(file):
     # A custom's client column is its own: the same partition once more.
     assert partition(["--dataset", "custom", "--data", "leaf", *clients, "--to", "leaf.json"]) == 0
     assert_same(federation("custom", ["--data", "leaf", *clients, "--partition", "leaf.json"]), of_leaf)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--to", "new.json", "--dataset", "emnist", "--source", "embedded", "--partition", "parts.json"],
+            "divides digits",
+        ),
+        (["--flower", "new"], "pip install datasets"),
+    ],
+)
+def test_what_cannot_be_written_is_one_line(words, message, file, capsys, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    before = file.read_bytes()
+    assert partition(words) == 2
+    text = capsys.readouterr().err
+    assert message in text
+    assert text.count("\n") == 1
+    assert sorted(path.name for path in file.parent.iterdir()) == ["parts.json"]
+    assert file.read_bytes() == before
+
+
+def test_a_draw_that_had_to_be_completed_is_told_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    options = ["--partition", "dirichlet", "--beta", "0.5", "--num-clients", "200", "--min-size", "1"]
+    assert partition([*options, "--to", "many.json"]) == 0
+    out, err = capsys.readouterr()
+    assert "none of 20 Dirichlet draws" in out + err
+    assert "UserWarning" not in out + err

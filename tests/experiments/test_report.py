@@ -477,3 +477,22 @@ def test_curves_for_a_paper_have_the_band_that_is_asked_for(tmp_path):
     assert b"/FontType 3" not in (tmp_path / "a.pdf").read_bytes()
     with pytest.raises(InvalidInput, match="the name ends in"):
         plot_curves(tmp_path / "runs", tmp_path / "a.tif")
+
+
+def test_the_command_repeats_the_run(tmp_path):
+    words = (*SMALL, "--no-alignment", "--size-choices", "10", "20", "--data-dir", "my data")
+    write_run(tmp_path / "a", words, seed=3)
+    (group,), _ = groups_of(tmp_path)
+    command = group.first.spec.command()
+    assert command.startswith("python -m experiments.digits --method fedpac --no-alignment --data-dir 'my data' ")
+    assert "--size-choices 10 20" in command
+    assert command.endswith("--seed 3")
+
+
+def test_the_command_writes_a_page_or_a_picture(runs, tmp_path):
+    assert main([str(runs), "--out", str(tmp_path / "r.html")]) == 0
+    assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
+    assert main([str(runs / "b"), "--plot", str(tmp_path / "p.svg")]) == 0
+    # A page is made anew, and a picture stays.
+    assert main([str(runs), "--out", str(tmp_path / "r.html")]) == 0
+    assert main([str(runs / "b"), "--plot", str(tmp_path / "p.svg")]) == 2

@@ -1,6 +1,7 @@
 """Run folders: nobody's results are overwritten, files are whole, JSON is strict; what is counted, and the table."""
 
 import dataclasses
+import io
 import json
 import math
 import re
@@ -26,14 +27,16 @@ from experiments.folder.run_folder import (
     rounded,
     score_text,
 )
+from experiments.host.console import Terminal
 from experiments.host.exit_codes import Stop
 from experiments.run import build, rounds
 from experiments.run.outcome import summary
 from experiments.run.run import SingleRun
-from experiments.show.tables import results_table
+from experiments.show.tables import Table, results_table
 from experiments.spec.choices import PROTOCOLS
 from pfl_jax import InvalidInput, RoundResult
-from pfl_jax.tasks import CLASSIFICATION
+from pfl_jax.primitives.metrics import Summary
+from pfl_jax.tasks import CLASSIFICATION, REGRESSION
 
 NAN = float("nan")
 
@@ -316,3 +319,57 @@ def test_a_summary_is_of_the_last_and_of_the_best_rounds(experiment, tmp_path):
     assert run.steady_speeds == [3.0, 1.5]
     run.counts.starts = [0, 1, 2]
     assert run.steady_speeds == [1.0, 3.0, 1.5]
+
+
+def test_the_table_shows_each_protocol_last_and_best():
+    figures = (("last (3)", "70.00", "65.00", "10.00", "60.00"), ("best (2)", "85.00", "82.50", "5.00", "80.00"))
+    table = rows(results_table(HISTORY, CLASSIFICATION, "title", "received", "91.83 (FedPAC, Table 1)"))
+    assert [tuple(row[1:6]) for row in table[:2]] == list(figures)
+    # The paper's accuracy stands beside ours by its own protocol.
+    assert [row[10] for row in table] == ["91.83 (FedPAC, Table 1)", "—", "—", "—"]
+    trained = ["75.00", "72.50", "5.00", "70.00", "0.996", "0.250", "37.50", "75.00", "—"]
+    # An earlier round, in which fewer clients had been trained, is never the best.
+    assert table[2:] == [["trained", f"{word} (3)", *trained] for word in ("last", "best")]
+    assert [row[0] for row in rows(results_table(HISTORY, CLASSIFICATION, "title", "trained"))] == ["trained"] * 2 + [
+        "received"
+    ] * 2
+    assert {len(row) for row in rows(results_table(HISTORY, CLASSIFICATION, "title", "trained"))} == {10}
+
+
+def test_names_are_no_markup_on_the_terminal():
+    made = Table("[b]title", ["a [red]head", "n"], [["w[red]x[/bold] :bug:", "1"]])
+    table = made.terminal(caption="[i]caption")
+    console = Terminal(file=io.StringIO(), width=80)
+    console.print(table)
+    shown = console.file.getvalue()
+    assert all(text in shown for text in ("a [red]head", "w[red]x[/bold] :bug:", "[b]title", "[i]caption"))
+
+
+def test_narrow_tables_lose_no_digit_whatever_the_names():
+    def text(table):
+        console = Console(file=io.StringIO(), width=80)
+        console.print(table)
+        return console.file.getvalue()
+
+    values = Summary(0.000743815, 0.000743815, 0.000434567, 0.00123456, 0.875, {"mae": 0.0231, "r2": -19929.8}, 4)
+    last = {"round": 2, "received": values._asdict() | values.others, "received_per_client": [0.0] * 4}
+    last["validation"] = {"received": last["received"]}
+    assert "…" not in text(results_table([last], REGRESSION, "title", "received"))
+    named = "fedavg model=mymodel.py:net task=none model_digest=0e7adbb2d4cb"
+    shown = text(Table("", ["method", *"abcdef"], [[named, *["0.00246 ± 0.00236"] * 6]]).terminal())
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "│" in line]
+    name, *numbers = ("".join(cells).replace(" ", "") for cells in zip(*lines, strict=True))
+    assert (name, set(numbers)) == (named.replace(" ", ""), {"0.00246±0.00236"})
+
+
+def test_the_table_has_the_new_clients():
+    newcomers = {"received": scores([0.5, 0.7]), "trained": scores([0.7, 0.8])}
+    counts = ExampleCounts(COUNTS, newcomers=np.array([10, 30]))
+    last = line(3, [0.6, 0.8], [0.7, 0.8], counts=counts, newcomers=newcomers)
+    table = rows(results_table([*HISTORY[:2], last], CLASSIFICATION, "title", "received"))
+    assert [row[:4] for row in table[4:]] == [
+        ["received", "new clients", "60.00", "65.00"],
+        ["trained", "new clients", "75.00", "77.50"],
+    ]
+    assert last["new_clients"]["received"]["mean"] == 60.0
+    assert last["new_clients"]["received"]["pooled"] == 65.0

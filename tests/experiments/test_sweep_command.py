@@ -325,3 +325,29 @@ def test_the_best_setting_of_each_method_is_run_again_with_fresh_seeds(tmp_path,
     # Again, nothing is run.
     assert main([*words, "--out", str(tmp_path / "sweep")]) == 0
     assert "4 of 4 runs are there" in capsys.readouterr().out
+
+
+def test_the_dry_run_says_what_there_is_to_do(tmp_path, capsys):
+    assert main([*SWEEP, "--grid", "epochs=1,2", "--out", str(tmp_path / "sweep"), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("4 runs together") == 2
+    assert out.count("# absent") == 8
+
+
+def test_a_sweep_that_diverged_whole_is_told_too(tmp_path):
+    record, table = results(tmp_path, ["--method", "fedper", "--grid", "lr=1,2"], [((float("nan"),), None)] * 2)
+    assert record["settings"][1]["received"]["mean"] is None
+    assert "| lr=2 | — |" in table
+    assert record["best"] is None
+    assert (tmp_path / "sweep.svg").is_file()
+
+
+def test_settings_are_named_by_their_methods(tmp_path, pictures):
+    words = ["--grid", "method=fedpac,fedper", "--grid", "lr=0.05,0.1"]
+    record, _ = results(tmp_path, words, [((0.5,), None), *[((0.7,), None)] * 3])
+    assert record["title"] == "fedpac, fedper on digits, seed 0"
+    assert [row["setting"] for row in record["settings"]] == [
+        *("fedpac lr=0.05", "fedpac lr=0.1", "fedper lr=0.05", "fedper lr=0.1")
+    ]
+    # Of equal ones the first.
+    assert record["best"] == "fedpac lr=0.1"

@@ -1,6 +1,7 @@
 """The papers' tables: a cell runs once, and the table says what it is made of."""
 
 import csv
+import dataclasses
 import json
 import shlex
 import statistics
@@ -20,6 +21,7 @@ from experiments.folder import load
 from experiments.folder.run_folder import CONFIG, SUMMARY
 from experiments.papers import published, settings
 from experiments.run import run
+from experiments.spec.spec import Spec
 from pfl_jax import InvalidInput
 
 pytestmark = pytest.mark.without_f1_auc
@@ -338,3 +340,43 @@ def test_a_trial_has_a_folder_of_its_own():
     assert batch.read(tables.Tables, [*FEDAS_4, "--procedure", "release"]).folder.name == "fedas-4"
     asked = batch.read(tables.Tables, [*FEDAS, *MIDDLE])
     assert asked.folder.name == "fedas-4-eval-protocol-before_aggregation-procedure-print"
+
+
+def test_what_has_no_bearing_on_results_is_no_other_run(runs, tmp_path):
+    options = {"method": "local", "beta": 0.3, "seed": 4}
+    cell = Spec.of("fashion_mnist", **options)
+    run.run_cell(cell, tmp_path / "run", Console(quiet=True))
+    same = Spec.of("fashion_mnist", **options, chunk=2, eval_protocol="trained")
+    assert load.inspect(same, tmp_path / "run") == "finished"
+    # The grouped partition does not read it.
+    assert load.inspect(Spec.of("fashion_mnist", method="local", seed=4), tmp_path / "run") == "finished"
+    for other in (dataclasses.replace(cell, seed=5), Spec.of("cifar10", **options)):
+        with pytest.raises(InvalidInput, match="holds another run"):
+            load.inspect(other, tmp_path / "run")
+    (tmp_path / "run" / CONFIG).write_text("{}")
+    with pytest.raises(InvalidInput, match="has no 'data'"):
+        load.inspect(cell, tmp_path / "run")
+
+
+def test_a_copy_of_a_dataset_is_named_beside_the_papers_figures(runs, tmp_path):
+    runs.note = {"cifar10": "JPEG copy"}
+    words = ["--paper", "fedpac", "--table", "5", "--method", "local", "--out", str(tmp_path)]
+    assert tables.main(words) == 0
+    text = (tmp_path / "table.md").read_text()
+    assert "| cifar10, JPEG copy, 20 clients, grouped s=20 |" in text
+    assert "| fashion_mnist, 20 clients, grouped s=20 |" in text
+    assert "- cifar10, JPEG copy: not the pixels of the paper, which may be a part of the differences.\n" in text
+    assert places(tmp_path)["cifar10", "local"]["difference"] is not None
+
+
+def test_a_small_table_end_to_end(tmp_path, capsys):
+    words = [*TABLE, "--method", "local", *SMALL, "--no-compilation-cache", "--out", str(tmp_path / "table")]
+    assert tables.main(words) == 0
+    place = places(tmp_path / "table")["fashion_mnist", "local"]
+    summary = json.loads(next((tmp_path / "table").rglob(SUMMARY)).read_text())
+    assert place["mean"] == pytest.approx(summary["received_accuracy"], abs=1e-3)
+    assert place["data"] == "fashion_mnist (embedded digits)"
+    before = contents(tmp_path)
+    assert tables.main(words) == 0
+    assert contents(tmp_path) == before
+    assert "1 of 1 runs are there" in capsys.readouterr().out
