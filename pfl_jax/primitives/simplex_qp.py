@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 MANY = 100
 """Number of programs from which a log record says, while they are traced, that they take their time."""
 
+SECONDS = 2e-7
+"""Seconds of one CPU core for a program, for each entry of P: docs/performance.md, 300 clients."""
+
 BATCH_ENTRIES = 2**27
 """Entries of the matrices that an accelerator solves at once: 1 GiB in float64, 512 programs of 512 clients."""
 
@@ -206,8 +209,9 @@ def _map_programs(solve: Callable[[PyTree], PyTree], inputs: PyTree, entries: in
     """Solve programs of `entries` entries: one after another on a CPU, many at once on an accelerator."""
     number = len(jax.tree.leaves(inputs)[0])
     if number >= MANY:
-        # While JAX traces it, before the first round.
-        logger.info("a round solves %s quadratic programs of %s variables", f"{number:,}", f"{math.isqrt(entries):,}")
+        # While JAX traces it, before the first round: an exported program (`in_float64`) cannot count aloud.
+        programs = f"{number:,} quadratic programs of {math.isqrt(entries):,} variables"
+        logger.info("a round solves %s, in some %.1f s of a CPU core", programs, SECONDS * number * entries)
     # A batched factorization waits for threads of XLA's pool. Two CPU devices that solve at the same time can use up
     # all threads and deadlock, as happened with 30 matrices on two devices and two cores.
     one_by_one = functools.partial(jax.lax.map, solve)
