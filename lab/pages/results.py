@@ -142,12 +142,12 @@ def _cifar10(library: ResultStore) -> list[Compared]:
 
 
 def _cifar10_of_fedas(library: ResultStore) -> list[list[str]]:
-    """Rows of FedAS's Table 3 that have a run, each by the measure of its method."""
+    """Rows of FedAS's Tables 3 and 4 that have a run, each by the measure of its method."""
     found = []
     for row in cifar10_of_fedas():
         if (run := library.find(row.spec())) is not None:
             one = Entry(row, [run], row.measure)
-            words = [row.setting, f"`{row.method}`", row.procedure, f"`{row.measure.protocol}`"]
+            words = [f"Table {row.table}", row.setting, f"`{row.method}`", row.procedure, f"`{row.measure.protocol}`"]
             found.append([*words, *_numbers(one)])
     return found
 
