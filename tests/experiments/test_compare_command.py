@@ -172,7 +172,7 @@ def test_the_files_of_the_command(runs, tmp_path, capsys):
     assert all(f">{name}<" in picture for name in LEVELS)
     before = out.read_bytes()
     assert main([str(runs[0]), "--reference", "local", "--out", str(out)]) == 2
-    assert "is there already: give another name, or --overwrite" in capsys.readouterr().err
+    assert "exists already: give another name, or --overwrite" in capsys.readouterr().err
     assert out.read_bytes() == before
     assert main([str(runs[0]), "--reference", "local", "--out", str(out), "--overwrite"]) == 0
     assert "minus local" in out.read_text()

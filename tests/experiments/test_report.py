@@ -475,7 +475,7 @@ def test_curves_for_a_paper_have_the_band_that_is_asked_for(tmp_path):
     assert (tmp_path / "a.pdf").read_bytes() == (tmp_path / "b.pdf").read_bytes()
     # No Type 3 fonts, which publishers refuse.
     assert b"/FontType 3" not in (tmp_path / "a.pdf").read_bytes()
-    with pytest.raises(InvalidInput, match="the name ends in"):
+    with pytest.raises(InvalidInput, match="the name must end in"):
         plot_curves(tmp_path / "runs", tmp_path / "a.tif")
 
 

@@ -49,7 +49,7 @@ def _export() -> list[Row]:
     return [
         (to, lambda here: (_finished(here), _damage(here)), "no checkpoint in run/checkpoints can be read"),
         ("export run --client 4 --to model.msgpack", _finished, "there is no client 4: the run has clients 0 to 3"),
-        (to, file("model.msgpack"), "--to model.msgpack is there already: give another name, or remove it"),
+        (to, file("model.msgpack"), "--to model.msgpack exists already: give another name, or remove it"),
     ]
 
 
