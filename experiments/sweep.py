@@ -156,7 +156,7 @@ class Sweep(batch.Batch):
     def _spec(self, setting: Setting) -> Spec:
         """Run of a setting with seed 0."""
         own = self._preset | {option: _value(option, text) for option, text in setting}
-        return batch.one_of_many(self.dataset, own | self.options(self.dataset, **own))
+        return batch.spec_in_batch(self.dataset, own | self.options(self.dataset, **own))
 
     @functools.cached_property
     def _preset(self) -> dict[str, str]:
@@ -173,7 +173,7 @@ class Sweep(batch.Batch):
         return list(itertools.chain.from_iterable(map(self.jobs_of, self.settings())))
 
     def groups(self, jobs: Sequence[batch.Job]) -> list[list[batch.Job]]:
-        groups = batch.of_one_program(jobs)
+        groups = batch.by_program(jobs)
         first = self._first_group(len(groups))
         return [*groups[first:], *groups[:first]]
 

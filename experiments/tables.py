@@ -102,7 +102,7 @@ class Tables(MeasuredBatch):
 
     def _spec(self, row: Published) -> Spec:
         """Run of a cell of the table with seed 0."""
-        return batch.one_of_many(row.dataset, row.options | self.options(row.dataset, **row.options))
+        return batch.spec_in_batch(row.dataset, row.options | self.options(row.dataset, **row.options))
 
     def jobs(self, console: Console) -> list[batch.Job]:
         if (path := self.folder / paper_table.JSON).exists():

@@ -245,7 +245,7 @@ def no_common_seed(folder):
 
 OTHER_DATA = {"description": "others", "is_real": True, "num_classes": 10}
 OF_ERRORS = {"scores": ["mse"], "in_percent": [], "higher_is_better": False}
-OTHER_EXAMPLES = "clients of fedpac and local have other examples with seed 1: give runs of one partition"
+OTHER_EXAMPLES = "clients of fedpac and local have different examples with seed 1: give runs of one partition"
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ OTHER_EXAMPLES = "clients of fedpac and local have other examples with seed 1: g
         (another_score, [], "different scores are not compared: accuracy in %; mse"),
         (no_means, [], "two settings at least. Left out, since a run has no finite mean in the end: fedpac, fedper."),
         (no_common_seed, [], "no seed with a finished run of every setting"),
-        (None, ["--reference", "fedavg"], "--reference fedavg is none of fedpac, fedper, local"),
+        (None, ["--reference", "fedavg"], "--reference fedavg is not among fedpac, fedper, local"),
         (None, ["--name", "x=y"], "give SHORT=NAME, with a NAME of fedpac, fedper, local"),
         (None, ["--eval-protocol", "before_aggregation"], "no scores of its clients by before_aggregation"),
     ],

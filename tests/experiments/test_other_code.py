@@ -80,7 +80,7 @@ def test_a_sweep_never_averages_old_and_new_code(tmp_path, edit, capsys, monkeyp
     capsys.readouterr()
     assert sweep.main([*SWEEP, "--seeds", "2", "--out", str(out)]) == 2
     said = capsys.readouterr().err
-    assert f"1 of 2 runs in {out} are of other code than today's, of commit 1a2b3c4: another --out makes all" in said
+    assert f"1 of 2 runs in {out} are of other code than today's, of commit 1a2b3c4: give another --out" in said
     assert said.count("\n") == 1
     assert (out / "runs" / "seed-0" / CONFIG).read_bytes() == before
     assert find_runs(out) == [out / "runs" / "seed-0"]

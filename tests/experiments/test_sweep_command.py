@@ -150,7 +150,7 @@ def test_parts_claim_groups_and_the_last_one_collects(tmp_path, capsys, monkeypa
     with lock_folder(out, shared=True), order.claim(groups[3]) as is_mine:
         assert is_mine
         assert main([*words, "--part", "1/2"]) == 0
-        assert "3 of 4 runs are finished; other processes have the others" in capsys.readouterr().out
+        assert "3 of 4 runs are finished; other processes have the rest" in capsys.readouterr().out
         # It began in the middle.
         assert [one.hyper_parameters["epochs"] for one in fake.done] == [3, 1, 2]
         assert not (out / "sweep.json").exists()
