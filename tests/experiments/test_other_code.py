@@ -117,7 +117,7 @@ def test_a_run_that_is_resumed_by_other_code_says_so(tmp_path, edit, capsys):
     assert run_alone("digits", ["--resume", str(tmp_path / "run"), "--rounds", "4"]) == 0
     group = stored_runs.Group("local", (stored_runs.read(tmp_path / "run"),))
     assert report.versions({"": [group]})[1]["pfl_jax"] == f"{DIGEST}, then edited"
-    note = "Note: its last rounds are of other code than its first ones, see resumed_by in"
+    note = "Note: its last rounds are of other code than its first rounds, see resumed_by in"
     assert " ".join(capsys.readouterr().out.split()).count(note) == 2
     config = read_config(tmp_path / "run")
     assert config["options"]["rounds"] == 4

@@ -22,7 +22,7 @@ MESSAGES = {
         "--method fedavg --solver auto": "--solver is an option of fedpac, not of fedavg",
         "--resume run --out elsewhere": "--out cannot be given with --resume: a run goes on in its own folder",
         "--model fedpac_cnn": "images of 8x8 are too small for fedpac_cnn",
-        "--devices 999": "--devices 999 is more than the 2 there are",
+        "--devices 999": "--devices 999 is more than the 2 available",
         "--method fedavg --server-lr 0.5": "fedavg refuses its options: server_lr needs a server_optimizer",
         "--method hypcluster --server-mean median": "server_mean is for methods that send a Mean",
         "--out run": "the folder run holds a run already",
