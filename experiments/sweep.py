@@ -32,7 +32,7 @@ from experiments.folder.run_folder import slug
 from experiments.folder.stored_runs import one_per_method
 from experiments.host.exit_codes import exit_process
 from experiments.spec.identity import relevant_options
-from experiments.spec.option_notes import Argument, NotInSweeps, Trait, flag, label, marked, noted, texts_of
+from experiments.spec.option_notes import Argument, NotInSweeps, Trait, flag, label, noted, texts_of, with_trait
 from experiments.spec.options import KINDS, Options
 from experiments.spec.presets import DEFAULT_PRESET, preset_of
 from experiments.spec.spec import Spec
@@ -89,10 +89,10 @@ class Sweep(batch.Batch):
         for name, notes in noted(KINDS, NotInSweeps).items():
             if name in options | asked:
                 raise InvalidInput(f"{flag(name)} cannot be given for a sweep: {notes[0].reason}")
-        for name in sorted({*marked(KINDS, Trait.CHOOSES)} & options):
+        for name in sorted({*with_trait(KINDS, Trait.CHOOSES)} & options):
             raise InvalidInput(f"{flag(name)} cannot be in the grid: all settings are compared by the same value")
         # Groups ignore these options: runs that differ only in them would all train on the first run's data.
-        for name in sorted({*marked(KINDS, Trait.NEUTRAL)} & options):
+        for name in sorted({*with_trait(KINDS, Trait.NEUTRAL)} & options):
             raise InvalidInput(f"{flag(name)} cannot be in the grid: it is not a setting; start a sweep for each value")
         if twice := sorted(asked & options):
             raise InvalidInput(f"{flag(twice[0])} is in the grid already")

@@ -13,7 +13,7 @@ import pandas as pd
 from experiments.folder.load import StoredRun, coverage_text
 from experiments.folder.stored_runs import Group, headline
 from experiments.show import curves as by_round
-from experiments.show.curves import explained_band, shown
+from experiments.show.curves import explained_band, shown_groups
 from experiments.show.draw import MARKERS, ROUND, bars, grays, lines, matrix, over_runs, rows_of, scatter
 from experiments.show.pictures import Panel, Picture, chart
 from experiments.spec.option_notes import label
@@ -52,7 +52,7 @@ Entries: TypeAlias = dict[int, "pd.Series | pd.DataFrame"]
 
 def curves(groups: Sequence[Group]) -> list[Picture]:
     """Mean accuracy of each group for each protocol, over rounds and, if the runs count bytes, over bytes."""
-    everyone, charts, by_bytes, some = groups[0].first.everyone, [], [], shown(groups)
+    everyone, charts, by_bytes, some = groups[0].first.everyone, [], [], shown_groups(groups)
     main, band = some[0].label if len(some) == 1 else "", explained_band(some)
     for panel in by_round.curves(groups):
         protocol = panel.title
@@ -82,7 +82,7 @@ def clients(groups: Sequence[Group]) -> list[Picture]:
     """Accuracies of the clients after the last round, sorted: mean and range over runs, at 101 quantiles."""
     protocol, axis, shares = headline(groups), groups[0].first.axis, np.linspace(0, 100, 101)
     labels = {"x_label": "share of the clients in %", "y_label": axis}
-    found = {group.label: group.per_client(group.results, protocol) for group in shown(groups)}
+    found = {group.label: group.per_client(group.results, protocol) for group in shown_groups(groups)}
     rows = [
         rows_of(name, shares.tolist(), [np.percentile(row, shares) for row in runs], **labels)
         for name, runs in found.items()

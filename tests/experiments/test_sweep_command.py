@@ -108,7 +108,7 @@ def test_a_group_that_was_cut_off_goes_on_to_the_same_end(tmp_path, capsys, monk
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert main([*words, str(whole)]) == 0
 
-    save, seen = run.Together.save, []
+    save, seen = run.JointRuns.save, []
 
     def and_stop(group, states):
         save(group, states)
@@ -120,11 +120,11 @@ def test_a_group_that_was_cut_off_goes_on_to_the_same_end(tmp_path, capsys, monk
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(run.Together, "save", and_stop)
+        patch.setattr(run.JointRuns, "save", and_stop)
         assert main([*words, str(cut)]) == 130
     (folder,) = {path.parent for path in cut.glob("*/seed-0")}
     capsys.readouterr()
-    monkeypatch.setattr(run, "_at_once", lambda *_: 1)
+    monkeypatch.setattr(run, "_runs_at_once", lambda *_: 1)
     if newer:
         # Killed while it wrote the checkpoints of round 3.
         (folder / "seed-2" / FOLDER / "0-of-1" / "3.npz").unlink()

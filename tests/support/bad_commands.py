@@ -18,7 +18,7 @@ MESSAGES = {
         "--target-accuracy 101": "--target-accuracy is a percentage of accuracy, not 101",
         "--schedule lr=linear:0:1": "linear is linear:START:END:ROUNDS",
         "--schedule epochs=cosine": "fedpac has no real-valued hyper-parameter epochs",
-        "--schedule lr=cosine lr=step:0.5:3": "--schedule lr=step:0.5:3: there is another schedule of lr",
+        "--schedule lr=cosine lr=step:0.5:3": "--schedule lr=step:0.5:3: lr has another schedule",
         "--method fedavg --solver auto": "--solver is an option of fedpac, not of fedavg",
         "--resume run --out elsewhere": "--out cannot be given with --resume: a run goes on in its own folder",
         "--model fedpac_cnn": "images of 8x8 are too small for fedpac_cnn",
@@ -29,8 +29,8 @@ MESSAGES = {
         "--out /proc/none/run": "give a folder that can be written",
         "--data my.npz": "--data is for your own data: python -m experiments.custom",
         "--task regression": "--task regression is for your own data or model",
-        "--loss focal": "--loss focal is no FILE.py:NAME of a function",
-        "--resume absent": "--resume absent: there is no run in it",
+        "--loss focal": "--loss focal is not FILE.py:NAME of a function",
+        "--resume absent": "--resume absent: the folder has no run",
         "--method mine.py:mine": "cannot read mine.py: No such file or directory",
         "--zzyzx": "unknown option --zzyzx: see --help",
         "--schedule lr=linear:0:1:2.5": "ROUNDS must be a whole number of at least 1, not 2.5",
@@ -39,7 +39,7 @@ MESSAGES = {
         "--partition natural": "has no clients of its own for the partition natural",
         "--distributed --process-id 0": "are given together: --coordinator is missing",
         "--distributed --coordinator a --num-processes 2 --process-id 0": "HOST:PORT",
-        "--distributed --coordinator a:1 --num-processes 2 --process-id 2": "is none of --num-processes 2, from 0",
+        "--distributed --coordinator a:1 --num-processes 2 --process-id 2": "--process-id 2 must be from 0 to 1",
         "--resume run --lr 0.5": "the run has --lr",
         "--rounds": "--rounds needs a value: a whole number",
         "--rounds half": "--rounds must be a whole number, not 'half'",
@@ -109,8 +109,8 @@ MESSAGES = {
     },
     "export": {
         "run --to model.onnx": "--to model.onnx: the name must end in .safetensors or .msgpack",
-        "absent --to model.msgpack": "absent: there is no run in it",
-        "run --to model.msgpack": "run: the run is not finished: --resume run goes on with it",
+        "absent --to model.msgpack": "absent: the folder has no run",
+        "run --to model.msgpack": "run: the run is not finished: --resume run continues it",
     },
     "report": {
         "": "missing: RUN...; see --help",
@@ -140,7 +140,7 @@ MESSAGES = {
     },
     "fashion_mnist": {
         "--augment": "augmentation is for color images, not for images of shape (28, 28, 1)",
-        "--source files --data-dir data": "the data folder data is not there",
+        "--source files --data-dir data": "the data folder data does not exist",
     },
     "cifar100 --method fedas": {
         "--procedure release --eval-clients 2": "eval_clients cannot be given: clients of this method take turns"
