@@ -324,7 +324,7 @@ def test_the_best_setting_of_each_method_is_run_again_with_fresh_seeds(tmp_path,
     assert runs == ["seed-1", "seed-1", "seed-2", "seed-2"]
     # Again, nothing is run.
     assert main([*words, "--out", str(tmp_path / "sweep")]) == 0
-    assert "4 of 4 runs are there" in capsys.readouterr().out
+    assert "4 of 4 runs are finished" in capsys.readouterr().out
 
 
 def test_the_dry_run_says_what_there_is_to_do(tmp_path, capsys):

@@ -171,7 +171,7 @@ def test_a_loss_on_the_papers_data():
             ["--data", "symbols.npz", "--task", "next_symbol", "--normalize", "--model", "char_lstm"],
             "are not whole numbers: leave out --normalize",
         ),
-        ([*DATA, "--task", "next_symbol", "--model", "own.py:net"], "are not a number of a symbol at each place"),
+        ([*DATA, "--task", "next_symbol", "--model", "own.py:net"], "are not a symbol's number at each position"),
         ([*NATURAL, "--task", "regression", "--loss", "own.py:focal"], "--loss own.py:focal fails for outputs"),
         ([*DATA, "--task", "regression", "--partition", "dirichlet"], "has no classes to divide"),
         ([*NATURAL, "--task", "regression", "--method", "fedpac"], "fedpac"),

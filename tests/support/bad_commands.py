@@ -128,7 +128,7 @@ MESSAGES = {
         "run --out run/config.json": "the name must end in .md, .csv or .tex",
     },
     "partition": {
-        "": "missing: --to, --picture",
+        "": "missing: give --to, --picture",
         "--to new.txt": "--to new.txt: the name must end in .json",
         "--to run/config.json": "run/config.json exists already",
         "--shift labels --npz new.npz": "--shift changes the examples",

@@ -35,7 +35,7 @@ def _checkpoints() -> list[Row]:
         (resume, file("run/config.json", b'{"dataset": "dig'), "with its folder if it is a run's"),
         (resume, edit("options", rounds=-3), "config.json cannot be used: --rounds must be at least 1"),
         (resume, edit("hyper_parameters", lr=0.5), other),
-        (resume, gone("run/config.json"), "or was killed while it did"),
+        (resume, gone("run/config.json"), "a run was killed at its start"),
         (resume, gone("run/metrics.jsonl"), "--resume run: metrics.jsonl is missing"),
         (resume, _damage, "no checkpoint in run/checkpoints can be read"),
         (resume, _other_shapes, "the checkpoint of round 1 in run/checkpoints is of another"),
