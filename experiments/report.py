@@ -29,7 +29,7 @@ from experiments.folder import stored_runs
 from experiments.folder.best_round import evaluations
 from experiments.folder.load import StoredRun
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, rounded, score_text, slug
-from experiments.folder.stored_runs import Group, Mean, chosen_on, goodness, ordered, plain, short
+from experiments.folder.stored_runs import Group, Mean, chosen_on, goodness, option_text, ordered, value_text
 from experiments.folder.version import source_versions, versions_behind
 from experiments.host.console import Terminal, duration, print_line
 from experiments.host.exit_codes import exit_code, exit_process
@@ -148,7 +148,7 @@ def _heading(group: Group, groups: Sequence[Group]) -> str:
     alike = [one.first for one in groups if one.first.data == own.data]
     words = [own.axis] if len({one.axis for one in alike}) > 1 else []
     apart = [name for name in _SHARED if len({repr(one.setting.get(name)) for one in alike}) > 1]
-    words += [short(name, own.setting[name]) for name in apart if name in own.setting]
+    words += [option_text(name, own.setting[name]) for name in apart if name in own.setting]
     return ", ".join([own.data, *words])
 
 
@@ -265,7 +265,7 @@ def configuration(groups: Sequence[Group]) -> tuple[Table | None, dict[str, str]
     """Table of the options that differ between settings shown side by side, and the options that all of them share."""
     names = {group.label: group.first.setting for group in groups}
     values = {
-        name if name in ("dataset", "method") else flag(name): [plain(of.get(name)) for of in names.values()]
+        name if name in ("dataset", "method") else flag(name): [value_text(one.get(name)) for one in names.values()]
         for name in dict.fromkeys(itertools.chain.from_iterable(names.values()))
     }
     alike = {name: of[0] for name, of in values.items() if len({*of}) == 1}
@@ -313,7 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A page may be overwritten while its runs continue; a picture may not, since it has no signature.
         if options.plot is None and out.exists() and not (out.is_file() and SIGNATURE in out.read_bytes()):
             raise InvalidInput(f"{out} exists already and is not a report: give another name, or remove it")
-        groups, repeated = stored_runs.grouped(*options.runs, asked=headline)
+        groups, repeated = stored_runs.grouped(*options.runs, main_protocol=headline)
         evaluated = [line for group in groups for run in group.runs for line in run.lines]
         if headline is not None and not any(headline in line for line in evaluated):
             raise InvalidInput(f"--eval-protocol {headline}: none of the runs has been evaluated by it")

@@ -32,7 +32,7 @@ from experiments.folder.run_folder import slug
 from experiments.folder.stored_runs import one_per_method
 from experiments.host.exit_codes import exit_process
 from experiments.spec.identity import relevant_options
-from experiments.spec.option_notes import Argument, NotInSweeps, Trait, flag, label, noted, texts_of, with_trait
+from experiments.spec.option_notes import Argument, NotInSweeps, Trait, flag, label, texts_of, with_note, with_trait
 from experiments.spec.options import KINDS, Options
 from experiments.spec.presets import DEFAULT_PRESET, preset_of
 from experiments.spec.spec import Spec
@@ -86,7 +86,7 @@ class Sweep(batch.Batch):
     def check(self) -> None:
         self._first_group(0)
         asked, options = {*texts_of(self.words)}, {name.rpartition(".")[2] for name in self.values}
-        for name, notes in noted(KINDS, NotInSweeps).items():
+        for name, notes in with_note(KINDS, NotInSweeps).items():
             if name in options | asked:
                 raise InvalidInput(f"{flag(name)} cannot be given for a sweep: {notes[0].reason}")
         for name in sorted({*with_trait(KINDS, Trait.CHOOSES)} & options):

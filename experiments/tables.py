@@ -125,7 +125,7 @@ class Tables(MeasuredBatch):
 
     def compare(self) -> tuple[Comparison, Comparison]:
         """Two comparisons: the requested part of the table, and this part with all other stored results."""
-        entries = [Entry(row, self._results(row), self.asked(row.measure)) for row in self.rows]
+        entries = [Entry(row, self._results(row), self.requested(row.measure)) for row in self.rows]
         shown = [entry for entry in entries if entry.row in self.shown]
         needed = [entry for entry in entries if entry.runs or entry.row in self.shown]
         columns, methods = {entry.column for entry in needed}, {entry.row.method for entry in needed}

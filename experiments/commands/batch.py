@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from rich.console import Console
 
-from experiments.cli import command as words_of_a_run
+from experiments.cli import command as run_command
 from experiments.cli.parser import Folder, Hidden, parse
 from experiments.folder import load
 from experiments.folder.run_folder import claimed, digest, lock_folder, slug
@@ -50,7 +50,7 @@ class Progress(NamedTuple):
 
 # Cached: a table needs each run several times, and reads the same words for many runs.
 _spec_of = functools.lru_cache(maxsize=4096)(Spec.of)
-read_options = functools.lru_cache(maxsize=1024)(words_of_a_run.read)
+read_options = functools.lru_cache(maxsize=1024)(run_command.read)
 """`command.read` with a cache: the same words give the same dictionary."""
 
 
@@ -195,15 +195,15 @@ class MeasuredBatch(Batch):
         if self.procedure is not None and self.paper != "fedas":
             raise InvalidInput(f"--procedure has no effect: it is for FedAS's runs, not {self.paper}'s")
 
-    def asked(self, measure: Measure) -> Measure:
+    def requested(self, measure: Measure) -> Measure:
         """A measure with the requested changes."""
-        asked = {"protocol": self.eval_protocol, "score": self.score, "average": self.average}
-        return measure._replace(**{name: word for name, word in asked.items() if word})
+        changes = {"protocol": self.eval_protocol, "score": self.score, "average": self.average}
+        return measure._replace(**{name: word for name, word in changes.items() if word})
 
     @property
     def all_words(self) -> tuple[str, ...]:
-        asked = ("--eval-protocol", "before_aggregation") if self.eval_protocol == "before_aggregation" else ()
-        return (*self.words, *asked)
+        protocol = ("--eval-protocol", "before_aggregation") if self.eval_protocol == "before_aggregation" else ()
+        return (*self.words, *protocol)
 
     def folder_of(self, number: Any, procedures: Iterable[str], *words: str) -> Path:
         """Folder named after the options that affect results, so that a trial run does not block the full one.

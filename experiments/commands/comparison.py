@@ -10,7 +10,7 @@ import pandas as pd
 
 from experiments.folder.load import StoredRun
 from experiments.folder.run_folder import VALIDATION, score_text
-from experiments.folder.stored_runs import Group, Mean, check_alike, chosen_on, goodness, short
+from experiments.folder.stored_runs import Group, Mean, check_alike, chosen_on, goodness, option_text
 from experiments.folder.version import note_on_code
 from experiments.papers.settings import Measure
 from experiments.show import draw
@@ -145,7 +145,7 @@ def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
     notes += [f"{name}: {note}." for name, note in behind if note]
     if unnamed := _unnamed(groups):
         settings = (
-            " ".join([one.label, *(short(name, one.first.setting[name]) for name in unnamed)]) for one in groups
+            " ".join([one.label, *(option_text(name, one.first.setting[name]) for name in unnamed)]) for one in groups
         )
         notes.append(f"Settings that the names leave out: {'; '.join(settings)}.")
     best = max(groups, key=lambda one: goodness(one, protocol, VALIDATION)).label

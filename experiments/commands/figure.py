@@ -131,7 +131,7 @@ class Runs:
 
     def measure_of(self, key: Key) -> Measure:
         """Definition of a run's accuracies, with the changes that the command requests."""
-        return self.order.asked(self.measure_in_paper(key))
+        return self.order.requested(self.measure_in_paper(key))
 
     @functools.cached_property
     def jobs(self) -> dict[Key, list[Job]]:

@@ -213,7 +213,7 @@ def compare(paper: str, number: int, entries: Sequence[Entry], seeds: int) -> Co
 def notes(comparison: Comparison) -> list[str]:
     """Notes needed to read the table, a line each."""
     entries = comparison.entries
-    there = [entry for entry in entries if entry.runs]
+    with_runs = [entry for entry in entries if entry.runs]
     over = f"seeds 0 to {comparison.seeds - 1}, ± their standard deviation" if comparison.seeds > 1 else "seed 0 alone"
     of = {"clients": "mean over clients", "examples": "mean over the test examples of all clients"}
     average = entries[0].measure.average
@@ -229,10 +229,10 @@ def notes(comparison: Comparison) -> list[str]:
         of_measure = dict.fromkeys(entry.row.method for entry in entries if entry.row.measure == measure)
         limits = f" of {', '.join(of_measure)}" if len(of_measure) < len(comparison.methods) else ""
         lines.append(f"The paper's figures{limits} are taken to be {measure.in_words()}.")
-    lines += _deviation_notes(there)
-    for description in dict.fromkeys(entry.description for entry in there if entry.beside_stand_in):
+    lines += _deviation_notes(with_runs)
+    for description in dict.fromkeys(entry.description for entry in with_runs if entry.beside_stand_in):
         lines.append(f"{description} only stands in for the dataset: the paper's figures do not belong beside it.")
-    real = [entry for entry in there if not entry.beside_stand_in]
+    real = [entry for entry in with_runs if not entry.beside_stand_in]
     for data in dict.fromkeys(entry.data for entry in real if entry.data != entry.row.dataset):
         lines.append(f"{data}: not the pixels of the paper, which may be a part of the differences.")
     finished, wanted = sum(len(entry.runs) for entry in entries), len(entries) * comparison.seeds

@@ -48,7 +48,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     return read_json(Path(folder) / CONFIG)
 
 
-def measured(line: dict[str, Any]) -> list[Protocol]:
+def protocols_of(line: dict[str, Any]) -> list[Protocol]:
     """Protocols of an evaluation."""
     return [protocol for protocol in PROTOCOLS if isinstance(line.get(protocol), dict)]
 
@@ -71,14 +71,14 @@ class StoredRun:
       config: content of config.json.
       lines: its evaluations in order.
       summary: content of summary.json; None for an unfinished run.
-      asked: protocol that is reported first; None for the run's --eval-protocol.
+      main_protocol: protocol that is reported first; None for the run's --eval-protocol.
     """
 
     path: Path
     config: dict[str, Any]
     lines: list[dict[str, Any]]
     summary: dict[str, Any] | None
-    asked: Protocol | None = None
+    main_protocol: Protocol | None = None
 
     @functools.cached_property
     def spec(self) -> Spec:
@@ -122,7 +122,7 @@ class StoredRun:
 
     @property
     def headline(self) -> Protocol:
-        return self.asked or self.spec.eval_protocol
+        return self.main_protocol or self.spec.eval_protocol
 
     @property
     def seed(self) -> int:
@@ -181,12 +181,12 @@ class StoredRun:
         return [line[protocol][name] for line in self.lines]
 
 
-def read(folder: Path, asked: Protocol | None = None) -> StoredRun:
-    """Run in a folder; `asked` is the protocol that is reported first, by default the run's --eval-protocol."""
+def read(folder: Path, main_protocol: Protocol | None = None) -> StoredRun:
+    """Run in a folder; `main_protocol` is reported first, by default the run's --eval-protocol."""
     config = read_config(folder)
     # Read before the lines: a run that finishes in between counts as unfinished.
     summary = read_summary(folder) if (folder / SUMMARY).exists() else None
-    run = StoredRun(folder, config, read_metrics(folder), summary, asked)
+    run = StoredRun(folder, config, read_metrics(folder), summary, main_protocol)
     try:
         # These raise an error if an edited configuration lacks an entry.
         _ = run.setting, run.data, run.is_real

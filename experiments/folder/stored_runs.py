@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from experiments.folder.load import StoredRun, coverage_text, measured, read
+from experiments.folder.load import StoredRun, coverage_text, protocols_of, read
 from experiments.folder.run_folder import VALIDATION, Line, score_text
 from experiments.papers import published
 from experiments.papers.settings import Measure
@@ -166,15 +166,15 @@ def renamed(groups: Sequence[Group], names: Sequence[str]) -> list[Group]:
     return found
 
 
-def grouped(*folders: str | Path, asked: Protocol | None = None) -> tuple[list[Group], list[StoredRun]]:
+def grouped(*folders: str | Path, main_protocol: Protocol | None = None) -> tuple[list[Group], list[StoredRun]]:
     """Groups of the runs in and below some folders, one for each setting; groups on the same data are adjacent.
 
-    `asked` is the protocol that is reported first. Returns the groups, and the runs that are left out because another
+    `main_protocol` is reported first. Returns the groups, and the runs that are left out because another
     run of the same setting and seed is as far or further.
     """
     found: dict[str, dict[str, dict[int, StoredRun]]] = {}
     repeated = []
-    for run in (read(folder, asked) for folder in find_runs(*folders)):
+    for run in (read(folder, main_protocol) for folder in find_runs(*folders)):
         setting = json.dumps(run.setting, sort_keys=True, default=str)
         others = found.setdefault(run.data, {}).setdefault(setting, {})
         known = others.get(run.seed)
@@ -195,7 +195,8 @@ def labelled(groups: Sequence[Group]) -> list[Group]:
     for one, setting in zip(groups, settings, strict=True):
         same = [other for other in settings if other["method"] == setting["method"]]
         apart = [name for name in setting if len({repr(other.get(name)) for other in same}) > 1]
-        found.append(replace(one, label=" ".join([setting["method"], *(short(name, setting[name]) for name in apart)])))
+        words = [setting["method"], *(option_text(name, setting[name]) for name in apart)]
+        found.append(replace(one, label=" ".join(words)))
     return found
 
 
@@ -203,20 +204,20 @@ def _progress(run: StoredRun) -> tuple[bool, int]:
     return run.summary is not None, run.round
 
 
-def short(name: str, value: Any) -> str:
+def option_text(name: str, value: Any) -> str:
     """Option with its value, for a legend."""
     if isinstance(value, bool):
         return name if value else f"no-{name}"
-    return f"{name}={'none' if value is None else plain(value)}"
+    return f"{name}={'none' if value is None else value_text(value)}"
 
 
-def plain(value: Any) -> str:
+def value_text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, list | tuple):
-        return " ".join(map(plain, value))
+        return " ".join(map(value_text, value))
     return NOTHING if value is None else str(value)
 
 
@@ -309,7 +310,7 @@ def _row(run: StoredRun) -> dict[str, Any]:
     row |= run.phases
     primary, *others = run.task["scores"]
     for prefix, line in (("", last), (f"{VALIDATION}_", last.get(VALIDATION, {}))):
-        for protocol in measured(line):
+        for protocol in protocols_of(line):
             named = {primary: line[protocol]["mean"]} | {name: line[protocol][name] for name in others}
             named["clients"] = line[protocol].get("clients")
             row |= {f"{prefix}{protocol}_{name}": value for name, value in named.items()}

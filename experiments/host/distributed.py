@@ -78,9 +78,9 @@ class Processes:
             rows = np.asarray(process_allgather(np.pad(encoded, (0, width - len(encoded)))))
         return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
 
-    def agree(self, asked: bool) -> bool:
-        """Whether `asked` is True in any process; a collective call."""
-        return any(self.exchange("yes" if asked else ""))
+    def agree(self, request: bool) -> bool:
+        """Whether `request` is True in any process; a collective call."""
+        return any(self.exchange("yes" if request else ""))
 
     @contextlib.contextmanager
     def synchronized(self) -> Iterator[None]:

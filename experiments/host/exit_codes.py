@@ -91,7 +91,7 @@ def close_output() -> None:
 class Stop:
     """Request to stop the run after its round, or at once if no round is completed: then nothing is lost."""
 
-    asked = False
+    requested = False
     at_once = False
 
 
@@ -110,9 +110,9 @@ def stoppable(console: Console, last_words: Callable[[], str], *, at_once: bool 
         # A byte for each signal, and a zero at the end.
         while number := reader.recv(1)[0]:
             if number in SIGNALS:
-                if stop.asked or stop.at_once:
+                if stop.requested or stop.at_once:
                     _end(last_words)
-                stop.asked = True
+                stop.requested = True
                 console.print("stopping after this round; once more to stop at once", highlight=False)
 
     thread = threading.Thread(target=answer, daemon=True)

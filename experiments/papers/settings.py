@@ -187,5 +187,5 @@ def measure(paper: str, method: str, procedure: str = "") -> Measure:
 def method_options(paper: str, method: str, procedure: str = "") -> dict[str, Any]:
     """Options of a method's run in a paper: its name in METHODS, and a protocol that is measured only on request."""
     protocol = measure(paper, method, procedure).protocol
-    asked = {"eval_protocol": protocol} if protocol == "before_aggregation" else {}
-    return {"method": method_name(method, procedure), **asked}
+    requested = {"eval_protocol": protocol} if protocol == "before_aggregation" else {}
+    return {"method": method_name(method, procedure), **requested}

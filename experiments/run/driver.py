@@ -194,7 +194,7 @@ class RunDriver(abc.ABC):
                 progress.completed(number, seconds, accuracy, visited / seconds, runs[0].over)
                 is_last = number == spec.rounds or all(run.has_ended() for run in runs)
                 # A signal may reach one process or all, before or after the end of a round.
-                stopping = self.processes.agree(stop.asked) and not is_last
+                stopping = self.processes.agree(stop.requested) and not is_last
                 if stopping or (every is not None and (number % every == 0 or is_last)):
                     self.save(state)
                 if stopping:

@@ -92,7 +92,7 @@ def own_model(
     `task` replaces the model's own task, unless it is None; `head` names the head of a module.
     """
     try:
-        made = _made(name, input_shape, outputs)
+        made = _make_own(name, input_shape, outputs)
     except Exception as error:
         raise InvalidInput(
             f"--model {name} fails for inputs of shape {tuple(input_shape)}: {describe_foreign_error(error)}"
@@ -102,9 +102,9 @@ def own_model(
             convert, named = from_flax, {} if head is None else {"head": head}
             if torch_modules.is_module(made):
                 convert = torch_modules.from_torch
-                if _made(name, input_shape, outputs) is not made:
+                if _make_own(name, input_shape, outputs) is not made:
                     # Make a new module for each seed.
-                    made = lambda seed: _made(name, input_shape, outputs)  # noqa: E731
+                    made = lambda seed: _make_own(name, input_shape, outputs)  # noqa: E731
                 else:
                     warnings.warn(f"--model {name} makes only one module: all seeds start from it", stacklevel=2)
             options: dict[str, Any] = {"input_dtype": input_dtype, "task": task or CLASSIFICATION, **named}
@@ -120,7 +120,7 @@ def own_model(
     return made
 
 
-def _made(name: str, input_shape: Sequence[int], outputs: int) -> Any:
+def _make_own(name: str, input_shape: Sequence[int], outputs: int) -> Any:
     """Model or module that FILE.py:NAME makes; a PyTorch class gets the argument num_classes, if it has one."""
     make = function("model", name)
     if not torch_modules.is_module_class(make):
@@ -132,7 +132,7 @@ def notes_on_model(spec: Spec, dataset: Dataset) -> list[str]:
     """Remarks on a model that does not fit the task or the method of a run."""
     notes = []
     if is_own(spec.model) and spec.task is not None:
-        made = _made(spec.model, dataset.input_shape, models_of(spec, dataset)[0].num_classes)
+        made = _make_own(spec.model, dataset.input_shape, models_of(spec, dataset)[0].num_classes)
         own = (made.task if isinstance(made, Model) else CLASSIFICATION).name
         if own not in (spec.task, CLASSIFICATION.name):
             notes.append(f"--task {spec.task} replaces the model's own task, {own}, and its scores")

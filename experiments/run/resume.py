@@ -52,13 +52,13 @@ def resumed(spec: Spec) -> Spec:
     stored = spec_of(config, folder, named={kind: getattr(spec, kind) for kind in spec.own_code if kind in CODE})
     # The processes are always the command's, not the run's.
     taken = {name: spec.values[name] for name in (*given, *PROCESSES)}
-    asked = stored.having(taken | {"resume": str(folder), "out": str(folder)})
-    asked = dataclasses.replace(asked, own_code=stored.own_code | spec.own_code)
-    if differs := difference(asked.having({"rounds": stored.rounds}), config, finished=False):
+    requested = stored.having(taken | {"resume": str(folder), "out": str(folder)})
+    requested = dataclasses.replace(requested, own_code=stored.own_code | spec.own_code)
+    if differs := difference(requested.having({"rounds": stored.rounds}), config, finished=False):
         raise InvalidInput(f"--resume {folder}: the run has {differs}")
     if "rounds" in given:
         _check_rounds(folder, stored, spec.rounds)
-    return dataclasses.replace(asked, given=stored.given | given & {"rounds"})
+    return dataclasses.replace(requested, given=stored.given | given & {"rounds"})
 
 
 def refuse_finished(folder: Path, rounds: int = 0) -> None:

@@ -11,7 +11,7 @@ import rich.table
 from rich import box
 
 from experiments.folder.best_round import best, phase_summary
-from experiments.folder.load import coverage_text, measured
+from experiments.folder.load import coverage_text, protocols_of
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, Line, score_text
 from experiments.folder.stored_runs import NOTHING as NOTHING
 from experiments.spec.choices import Protocol
@@ -140,7 +140,7 @@ def results_table(
     is_high, everyone = primary.higher_is_better, len(last["received_per_client"])
     rows, ends, is_partial = list[dict[str, str]](), set[int](), False
     text = functools.partial(score, percent=primary.percent)
-    for protocol in sorted(measured(last), key=lambda name: name != headline):
+    for protocol in sorted(protocols_of(last), key=lambda name: name != headline):
         found = {"last": last, "best": best(lines, protocol, higher_is_better=is_high)}
         if (pooled := best(lines, protocol, "examples", higher_is_better=is_high)) is not found["best"]:
             found["best pooled"] = pooled

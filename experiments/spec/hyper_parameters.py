@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from experiments.spec.groups import Training
-from experiments.spec.option_notes import Option, flag, is_own, noted
+from experiments.spec.option_notes import Option, flag, is_own, with_note
 from experiments.spec.options import KINDS, unread
 from experiments.spec.own_code import method_factory, option_kind
 from pfl_jax.base import Method
@@ -91,13 +91,13 @@ def real_numbers(method: str, values: dict[str, Any]) -> dict[str, float]:
 
 def unread_by_method(method: str, values: dict[str, Any]) -> dict[str, str]:
     """Hyper-parameters that a method does not read, given the values of all -> reason, see `options.unread`."""
-    return unread(values, noted(annotations(method_factory(method)), ReadWith))
+    return unread(values, with_note(annotations(method_factory(method)), ReadWith))
 
 
 def read_at_init(method: str) -> set[str]:
     """Hyper-parameters of a method that only a client's first state depends on."""
     kinds = {name: option.kind for name, option in method_options(method).items()}
-    return {*noted(kinds, AtInit)}
+    return {*with_note(kinds, AtInit)}
 
 
 FORMS = {

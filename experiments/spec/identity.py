@@ -133,10 +133,10 @@ def difference(spec: Spec, config: dict[str, Any], *, finished: bool = True) -> 
         return f"{flag(gone[0])} {config['hyper_parameters'][gone[0]]}, which {spec.method} no longer has"
     if gone := sorted(stored_options(config).keys() - KINDS.keys()):
         return f"{flag(gone[0])} {config['options'][gone[0]]}, which is no longer an option"
-    optional, asked = "before_aggregation", spec.eval_protocol
-    there = config["options"].get("eval_protocol", Options.eval_protocol)
-    if there != asked and (asked == optional or (there == optional and not finished)):
-        return f"{flag('eval_protocol')} {there}, not {asked}"
+    optional, requested = "before_aggregation", spec.eval_protocol
+    stored_protocol = config["options"].get("eval_protocol", Options.eval_protocol)
+    if stored_protocol != requested and (requested == optional or (stored_protocol == optional and not finished)):
+        return f"{flag('eval_protocol')} {stored_protocol}, not {requested}"
     return ""
 
 

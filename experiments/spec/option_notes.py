@@ -40,10 +40,10 @@ def flag(name: str) -> str:
 
 def with_trait(kinds: dict[str, Any], *traits: Trait) -> tuple[str, ...]:
     """Names of the options with any of the traits, in the order of `kinds` (option -> type)."""
-    return tuple(name for name, found in noted(kinds, Trait).items() if {*traits} & {*found})
+    return tuple(name for name, found in with_note(kinds, Trait).items() if {*traits} & {*found})
 
 
-def noted(kinds: dict[str, Any], note: type[Note]) -> dict[str, tuple[Note, ...]]:
+def with_note(kinds: dict[str, Any], note: type[Note]) -> dict[str, tuple[Note, ...]]:
     """Option -> its notes of class `note`; options without such a note are left out."""
     found = {name: tuple(one for one in notes_of(kind) if isinstance(one, note)) for name, kind in kinds.items()}
     return {name: notes for name, notes in found.items() if notes}

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from experiments.spec.choices import FromZero, MethodName, PresetName, ProcedureName
 from experiments.spec.groups import Data, Evaluation, Federation, Privacy, Robustness, Training
-from experiments.spec.option_notes import NotInSweeps, Option, Trait, assignments, flag, label, noted, with_trait
+from experiments.spec.option_notes import NotInSweeps, Option, Trait, assignments, flag, label, with_note, with_trait
 from pfl_jax.backends import BACKENDS, Precision
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods.factories import RECIPES
@@ -159,10 +159,10 @@ GROUPS: dict[str, Any] = {
 }
 """Heading in the help, without the word "options" -> group, whose docstring the help shows too."""
 
-CONDITIONS = noted(KINDS, ReadWith)
+CONDITIONS = with_note(KINDS, ReadWith)
 """Option -> conditions under which it is read, all of which must be met."""
 for _recipe in RECIPES:
-    CONDITIONS |= noted(get_type_hints(_recipe, include_extras=True), ReadWith)
+    CONDITIONS |= with_note(get_type_hints(_recipe, include_extras=True), ReadWith)
 
 RESULT_NEUTRAL = frozenset(with_trait(KINDS, Trait.NEUTRAL, Trait.BY_DIGEST))
 """Options that do not change the results of a run; of --source and --data, only the data that was loaded matters.

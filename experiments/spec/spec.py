@@ -138,7 +138,7 @@ class Spec(Options):
 
     def as_json(self) -> str:
         """All options on which results depend, as JSON; --print-config prints it."""
-        return json.dumps({DATASET: self.dataset, **_for_results(self.values)}, indent=2)
+        return json.dumps({DATASET: self.dataset, **_relevant(self.values)}, indent=2)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -238,7 +238,7 @@ def values_in(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
     if {DATASET, "options", "hyper_parameters", "data"} <= values.keys():
         try:
             source = {"source": "embedded"} if values["data"]["source"] == "embedded" else {}
-            relevant = _for_results(stored_options(values) | values["hyper_parameters"])
+            relevant = _relevant(stored_options(values) | values["hyper_parameters"])
         except (AttributeError, KeyError, TypeError):
             raise InvalidInput(f"--config {path} is not a configuration of a run") from None
         values = {DATASET: values[DATASET]} | relevant | source
@@ -256,7 +256,7 @@ def values_in(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _for_results(values: Mapping[str, Any]) -> dict[str, Any]:
+def _relevant(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values on which the results of a run depend."""
     # With --local-steps there are no epochs.
     left_out = (*with_trait(KINDS, Trait.NEUTRAL), *(["epochs"] if values.get("epochs") is None else []))
