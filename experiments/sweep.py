@@ -178,7 +178,7 @@ class Sweep(batch.Batch):
         return [*groups[first:], *groups[:first]]
 
     def run(self, jobs: Sequence[batch.Job], console: Console) -> None:
-        # Imported now, so that errors and --help do not wait for it.
+        # Imported only here, so that errors and --help do not wait for it.
         from experiments.run.run import run_together
 
         run_together([job.spec.in_folder(job.folder) for job in jobs], console)

@@ -23,7 +23,7 @@ from pfl_jax.methods.factories import function_of
 
 
 def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
-    """Run an experiment with command-line arguments, by default those of this process; return the exit code."""
+    """Run an experiment with command-line arguments, by default this process's; return the exit code."""
 
     def work() -> None:
         spec = parse(dataset, sys.argv[1:] if arguments is None else arguments)

@@ -232,7 +232,7 @@ def read(kind: type[_Batch], words: Sequence[str] | None) -> _Batch:
 
 
 def command(kind: type[Batch], words: Sequence[str] | None) -> int:
-    """Run a command of many runs with command-line arguments, None for those of this process; return the exit code."""
+    """Run a command of many runs with command-line arguments, by default this process's; return the exit code."""
 
     def work() -> None:
         batch, console = read(kind, words), Terminal()

@@ -217,7 +217,7 @@ def _names(runs: Sequence[StoredRun]) -> list[str]:
 
 
 def _entries(run: StoredRun, name: str) -> Entries:
-    """Entry of Info in all evaluations where it is a finite vector, or a finite matrix, as in the last one."""
+    """Entry of Info in evaluations where it is finite, and a vector or matrix as in the last one."""
     found: Entries = {}
     for line in run.lines:
         try:

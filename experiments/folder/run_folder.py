@@ -290,7 +290,7 @@ def strict(value: Any) -> Any:
 
 
 def rounded(value: float) -> float:
-    """Round to six digits: float32 has hardly more. Integers stay as they are."""
+    """Round to six digits: float32 has hardly more. Integers are unchanged."""
     return value if isinstance(value, int | np.integer) else float(f"{value:.6g}")
 
 

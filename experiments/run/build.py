@@ -110,7 +110,7 @@ class Experiment:
         return jax.eval_shape(engine.init, self.data, jax.random.key(0))
 
     def state_place(self) -> StateOn:
-        """Memory of the clients' states: as requested, or where they fit; several processes do not use the disk."""
+        """Storage of the clients' states: as requested, or where they fit; several processes do not use the disk."""
         if self.spec.state_on != "auto":
             return self.spec.state_on
         used = [one for one in devices(self.spec) if one.process_index == jax.process_index()]

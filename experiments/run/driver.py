@@ -35,14 +35,14 @@ MOST_BYTES = 2**28
 
 
 class RunDriver(abc.ABC):
-    """Driver of runs that share a program, which also ends them early.
+    """Driver of runs that share a program; it also handles their early ends.
 
     Attributes:
       specs: specs of the runs; with `resume`, all runs continue from their newest common checkpoint.
       processes: processes that share a single run.
       folders: folders of runs that this process has locked; empty in all processes but the first.
       runs: runs in progress, once they are built.
-      place: memory of the clients' states.
+      place: storage of the clients' states.
     """
 
     place: simulate.StateOn = "device"

@@ -95,7 +95,7 @@ def load_run(
 
     Raises:
       InvalidInput: the run is not finished or kept no state, a file cannot be read, an own file is not named, or the
-        data or the text of an own file is no longer the same.
+        data or the text of an own file has changed.
 
     Example:
       run = load_run("runs/digits-fedper-seed0-001")

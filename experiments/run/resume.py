@@ -34,7 +34,7 @@ def resumed(spec: Spec) -> Spec:
         raise InvalidInput("--out cannot be given with --resume: a run goes on in its own folder")
     if not (folder / CONFIG).is_file():
         began = (
-            "; if none is starting there now, a run was killed at its start: remove the folder, and start it again"
+            "; unless one is starting now, a run was killed at its start: remove the folder, and start it again"
             if (folder / METRICS).is_file()
             else ""
         )

@@ -88,7 +88,7 @@ class ActiveRun:
 
     @property
     def final(self) -> Line:
-        """Evaluation whose scores are the results of the run as it is now, see `best_round.final`."""
+        """Evaluation whose scores are the results of the run so far, see `best_round.final`."""
         spec = self.experiment.spec
         if spec.patience is None:
             return self.lines[-1]
@@ -194,7 +194,7 @@ class ActiveRun:
             self.track(line)
 
     def _phases(self, result: RoundResult) -> Line:
-        """Entries of an evaluation about the phases; none if the data do not change."""
+        """Entries of an evaluation about the phases; empty if the data do not change."""
         data, task = self.experiment.phases, self.experiment.counts.task
         if data is None or result.phases is None or result.untrained is None:
             return {}

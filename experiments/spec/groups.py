@@ -109,10 +109,10 @@ class Data:
     shift), a rotation of the images by multiples of 360 degrees / groups (rotation: feature skew), noise that is
     stronger from group to group (noise), or missing inputs, different ones in each group (missing)."""
     phases: Annotated[int, Range(2)] | None = None
-    """Number of phases of equal length, from each of which to the next the data change; None for constant data."""
+    """Number of phases of equal length; the data change with each new phase. None for data that do not change."""
     change: Annotated[Literal["classes", "clients", "rotation"], ReadWith("phases")] = "classes"
-    """Change from each of the --phases to the next: clients get examples of other classes (classes), another share of
-    the clients joins (clients), or images are rotated by further 360 degrees / phases (rotation)."""
+    """Change with each new phase of --phases: clients get examples of other classes (classes), another share of the
+    clients joins (clients), or images are rotated by further 360 degrees / phases (rotation)."""
     pixel_normalization: PixelNormalization = "fedas"
     """Paper whose released code defines the mean and standard deviation that normalize CIFAR's pixels: 0.5 (fedas), or
     the values of CIFAR-10's training pixels (fedpac). No effect on other datasets."""

@@ -19,7 +19,7 @@ from pfl_jax.data.specs import SPECS
 
 
 def result_neutral(options: Mapping[str, Any]) -> frozenset[str]:
-    """Options that do not change the results of a run with these options; --eval-protocol may decide when it ends."""
+    """Options that do not change the results of a run; --eval-protocol does if it decides when the run ends."""
     ends = any(options.get(name) is not None for name in ("target_accuracy", "patience"))
     return RESULT_NEUTRAL - ({"eval_protocol"} if ends else set())
 
@@ -93,7 +93,7 @@ def unread_options(spec: Spec) -> dict[str, str]:
 
 
 def notes(spec: Spec, given: Iterable[str], backend: str) -> list[str]:
-    """Notes about options of a run that are given and have no effect; `backend` is JAX's name of it."""
+    """Notes about options of a run that are given and have no effect; `backend` is a name of JAX, such as "cpu"."""
     given = set(given)
     whys = unread_by_method(spec.method, spec.hyper_parameters) | unread_options(spec)
     if backend == "cpu" and spec.precision != "float32":

@@ -139,7 +139,7 @@ def is_partition_file(name: str) -> bool:
 
 
 def label(name: str) -> str:
-    """Name for display, without a file's folder: "my_method.py:fedavgm", "parts.json"; built-in names as they are."""
+    """Name for display, without a file's folder: "my_method.py:fedavgm", "parts.json"; built-in names are unchanged."""
     return Path(name).name if is_own(name) or is_partition_file(name) else name
 
 

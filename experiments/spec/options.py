@@ -205,7 +205,7 @@ def unread(values: Mapping[str, Any], conditions: Mapping[str, Sequence[ReadWith
 
 
 def _is_met(condition: ReadWith, value: Any) -> bool:
-    """Whether the value of an option meets a condition; of lora:8 the kind has to, of several networks any."""
+    """Whether the value of an option meets a condition; for lora:8 its kind counts, and one of several networks."""
     if not isinstance(value, str):
         return condition.is_met(value)
     words = networks(value) if condition.name == "model" else [value.partition(":")[0]]

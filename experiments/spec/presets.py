@@ -61,7 +61,7 @@ PRESETS: dict[str, Values] = {
 }
 
 HYPER_PARAMETERS: dict[str, Values] = {
-    # B.3, "for all approaches": pFedMe's released code, whose steps have no momentum, is no exception.
+    # B.3, "for all approaches": also for pFedMe, although the steps of its released code have no momentum.
     "fedpac": {"lr": 0.01, "momentum": 0.5, "weight_decay": 5e-4, "batch_size": 50, "epochs": 5},
     # Section 4.1, which mentions neither momentum nor weight decay.
     "fedas": {"lr": 5e-3, "momentum": 0.0, "weight_decay": 0.0, "batch_size": 16, "epochs": 5},
@@ -155,7 +155,7 @@ NATURAL: Values = {
 }
 """Federations with their own clients, of which ten train at a time, as in LEAF and in Reddi et al. (ICLR 2021)."""
 
-# Batches and epochs are those of Reddi et al. The learning rates are not tuned; frequencies of words are small numbers.
+# Batches and epochs are from Reddi et al. The learning rates are not tuned; TAGS has small inputs, word frequencies.
 FEMNIST = NATURAL | {"model": "leaf_cnn", "rounds": 200, "lr": 0.03, "batch_size": 20, "epochs": 1}
 SHAKESPEARE = NATURAL | {
     "method": "fedper",
