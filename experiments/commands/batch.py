@@ -99,7 +99,7 @@ class Batch(abc.ABC):
     accepts_run_options: ClassVar[bool] = True
     """Whether all other words are options of the runs."""
     compared_code: ClassVar[ComparedCode] = "sources"
-    """How today's code is compared with the code of a finished run."""
+    """Comparison of today's code with a finished run's: by sources or by version."""
 
     def check(self) -> None:  # noqa: B027 - a command may leave it out
         """Raise InvalidInput for options that cannot be used."""

@@ -255,7 +255,7 @@ OTHER_EXAMPLES = "clients of fedpac and local have different examples with seed 
         (lambda folder: edit(folder / "local-1", data=OTHER_DATA), [], "different data are not compared"),
         (another_score, [], "different scores are not compared: accuracy in %; mse"),
         (no_means, [], "two settings at least. Left out, since a run has no finite mean in the end: fedpac, fedper."),
-        (no_common_seed, [], "no seed with a finished run of every setting"),
+        (no_common_seed, [], "no seed has a finished run of every setting"),
         (None, ["--reference", "fedavg"], "--reference fedavg is not among fedpac, fedper, local"),
         (None, ["--name", "x=y"], "give SHORT=NAME, with a NAME of fedpac, fedper, local"),
         (None, ["--eval-protocol", "before_aggregation"], "no scores of its clients by before_aggregation"),
