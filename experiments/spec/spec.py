@@ -287,7 +287,7 @@ def _check_data(spec: Spec) -> None:
     """Raise InvalidInput for options of data, or a task, that the data set of a run does not have."""
     if spec.task == "next_symbol" and not is_own(spec.model) and spec.model != "char_lstm":
         raise InvalidInput(
-            f"--task {spec.task} needs --model char_lstm, or a FILE.py:NAME that gives logits [B, T, K]: "
+            f"--task {spec.task} needs --model char_lstm, or FILE.py:NAME of a model with logits [B, T, K]: "
             f"{spec.model} gives one vector for each example"
         )
     for name in ("source", "data_dir") if spec.dataset in WITH_FILES else ():
