@@ -1,4 +1,4 @@
-"""Entry point: `python -m experiments NAME ...` runs `python -m experiments.NAME ...`; alone it lists the commands."""
+"""Entry point: `python -m experiments` lists the commands; `... NAME` runs `python -m experiments.NAME`."""
 
 import ast
 import pkgutil
@@ -32,12 +32,12 @@ def usage() -> str:
     others = every.keys() - set(experiments.DATASETS)
     for title, names in (
         ("One method on one data set:", experiments.DATASETS),
-        ("Many runs, what runs give, and partitions:", sorted(others)),
+        ("Many runs, results of runs, and partitions:", sorted(others)),
     ):
         lines += ["", title]
         for name in names:
             lines += [f"  {name:<18} {every[name][0]}", f"  {'':<18} {every[name][1]}"]
-    lines += ["", "NAME --help explains its options, for a data set those of the method given by --method too."]
+    lines += ["", "NAME --help explains the options of a command; for a data set, also the options of its --method."]
     return "\n".join(lines)
 
 

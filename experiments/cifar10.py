@@ -2,8 +2,8 @@
 
     python -m experiments.cifar10 --method fedpac
 
-FedPAC's setting: 20 clients of 600 examples, s = 20 %, everyone in each of 200 rounds.
-`--preset fedas` is FedAS's setting instead (its Tables 3 and 4).
+FedPAC's setting: 20 clients of 600 examples, s = 20 %, all clients in each of 200 rounds.
+`--preset fedas` takes FedAS's setting instead (Tables 3 and 4 of its paper).
 The paper: 81.13 %.
 """
 

@@ -2,10 +2,10 @@
 
     python -m experiments.cifar100 --method fedas
 
-FedAS's setting: 20 clients, beta 0.1, a fifth of them in each round, 40 rounds. The algorithm is the paper's own; with
-`--procedure release` it is that of the released code, as in `experiments.tables --paper fedas --table 2`.
+FedAS's setting: 20 clients, beta 0.1, a fifth of them in each round, 40 rounds. The algorithm is as printed in the
+paper; `--procedure release` follows the released code, as `experiments.tables --paper fedas --table 2` does.
 The paper: 52.41 %.
-Without CIFAR-100's files: digit pairs in its shape, whose accuracy says nothing about CIFAR-100.
+Without CIFAR-100's files, embedded digit pairs of the same shape are used; their accuracy says nothing about CIFAR-100.
 """
 
 from experiments.cli.command import main

@@ -2,8 +2,8 @@
 
     python -m experiments.cinic10 --method fedpac
 
-FedPAC's setting: 20 clients of 600 examples, s = 20 %, everyone in each of 200 rounds. Training examples are those of
-the archive's folder train, test examples those of test.
+FedPAC's setting: 20 clients of 600 examples, s = 20 %, all clients in each of 200 rounds. Training examples come from
+the archive's folder train, test examples from its folder test.
 The paper: 74.96 %.
 """
 

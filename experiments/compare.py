@@ -3,8 +3,8 @@
     python -m experiments.compare runs/first
     python -m experiments.compare runs/first --reference fedpac --out comparison.md --plot ranks.svg
 
-Runs of one setting differ in their seed; runs of two settings with the same seed have the same clients, which are
-compared one by one after the last round that all have. Intervals are over seeds, with a single one over its clients.
+Runs of one setting differ only in their seed. Runs of two settings with the same seed have the same clients, which are
+compared one by one after the last common round. Intervals are over seeds or, with a single seed, over its clients.
 """
 
 from collections.abc import Sequence
@@ -29,22 +29,22 @@ class Options:
     runs: Annotated[tuple[Path, ...], Argument("positional", "RUN...")]
     """Folders of runs, or folders above runs, such as a sweep's."""
     reference: str | None = None
-    """Name in the table of the method with which all are compared; None is the best one on validation examples, or
-    without such on test examples."""
+    """Method, by its name in the table, that all others are compared with; None is the best method on validation
+    examples or, without these, on test examples."""
     select: Literal["validation"] | None = None
-    """Compare one setting of each method, the best one on validation examples."""
+    """Compare only the best setting of each method on validation examples."""
     name: Annotated[tuple[str, ...], Argument("repeated", "SHORT=NAME")] = ()
     """Short names for methods or settings in the table; may be repeated."""
     eval_protocol: Protocol = "received"
     """Evaluation protocol of the scores."""
     out: Annotated[Path | None, Argument(metavar="FILE")] = None
-    """Also write the table to a file: .md, .csv, or .tex for a column of a paper, with all else as its comments."""
+    """Also write the table to a file: .md, .csv, or .tex for a column of a paper, with everything else as comments."""
     target: float | None = None
     """Also show after how many rounds the mean first reaches this score."""
     plot: Annotated[Path | None, Argument(metavar="FILE")] = None
     """Also draw the mean ranks with the critical difference to a file: .png, .svg or .pdf."""
     overwrite: bool = False
-    """Replace files of --out and --plot that are there."""
+    """Replace existing files of --out and --plot."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

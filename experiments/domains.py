@@ -2,7 +2,7 @@
 
     python -m experiments.domains --data DIR --num-clients 5 --method fedbn
 
-All pictures have one size. FedAvg's network, 100 rounds.
+All pictures must have the same size. FedAvg's network, 100 rounds.
 """
 
 from experiments.cli.command import main

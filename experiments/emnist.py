@@ -2,7 +2,7 @@
 
     python -m experiments.emnist --method fedpac
 
-FedPAC's setting: 20 clients of 1000 examples, s = 20 %, everyone in each of 200 rounds.
+FedPAC's setting: 20 clients of 1000 examples, s = 20 %, all clients in each of 200 rounds.
 The paper: 86.46 %.
 """
 

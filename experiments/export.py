@@ -2,8 +2,8 @@
 
     python -m experiments.export runs/digits-fedper-seed0-001 --client 3 --to model.safetensors
 
-In a notebook, `from experiments.export import load_run, load_runs, plot_curves, read_metrics` loads a run, a table of
-many runs, draws curves for a paper, and reads the evaluations of one run.
+In a notebook, `from experiments.export import load_run, load_runs, plot_curves, read_metrics` gives functions that
+load a run, make a table of many runs, draw curves for a paper, and read the evaluations of a run.
 """
 
 from collections.abc import Sequence
@@ -33,30 +33,30 @@ ENDINGS = (".safetensors", ".msgpack")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Words:
-    """Command line."""
+class Options:
+    """Command line of the export."""
 
     run: Annotated[Path, Argument("positional", "RUN")]
     """Folder of a finished run."""
     client: int = 0
-    """Whose model, from 0."""
+    """Number of the client, from 0."""
     to: Annotated[Path, Argument(metavar="FILE")]
     """New file, .safetensors or .msgpack."""
     method: str | None = None
-    """FILE.py:NAME of the run's method, if it is your own file; what the folder names is not executed."""
+    """FILE.py:NAME of the run's method, if it is your own; a file that only the folder names is not executed."""
     model: str | None = None
-    """The same of its model."""
+    """FILE.py:NAME of the run's model, if it is your own."""
     loss: str | None = None
-    """The same of its loss."""
+    """FILE.py:NAME of the run's loss, if it is your own."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> None:
-        words, _ = parse(Words, "experiments.export", __doc__, arguments)
-        check_new("--to", words.to, *ENDINGS)
-        run = load_run(words.run, method=words.method, model=words.model, loss=words.loss)
-        _export(run, words.client, words.to.expanduser(), Terminal())
+        options, _ = parse(Options, "experiments.export", __doc__, arguments)
+        check_new("--to", options.to, *ENDINGS)
+        run = load_run(options.run, method=options.method, model=options.model, loss=options.loss)
+        _export(run, options.client, options.to.expanduser(), Terminal())
 
     return exit_code(work)
 

@@ -1,13 +1,13 @@
-"""Figures of the papers: run all runs of a figure, each in its folder, and write it as PNG, SVG and JSON.
+"""Figures of the papers: every run of a figure, each in its folder, and the figure as PNG, SVG and JSON.
 
     python -m experiments.figures --paper fedpac --figure 2
 
 Repeating the command resumes where it stopped: finished runs are kept, an interrupted one resumes or starts again.
---dry-run only lists the runs and estimates their time. All other options (--train-size 100, --chunk 4, ...) are those
-of `python -m experiments.DATASET` and apply to every run.
+--dry-run only lists the runs and estimates their time. All options of `python -m experiments.DATASET` (--train-size
+100, --chunk 4, ...) can be given and apply to every run.
 
-On real data the runs have the paper's size and take hours. --source embedded --rounds 5 --num-clients 10 shows in
-minutes a figure in its form.
+On real data the runs have the paper's size and take hours. For a small figure in minutes, give --source embedded
+--rounds 5 --num-clients 10.
 """
 
 from collections.abc import Sequence
@@ -42,11 +42,11 @@ class Figures(MeasuredBatch):
     paper: Annotated[str, Argument(text=", ".join(FIGURES))]
     figure: Annotated[str, Argument(metavar="NUMBER", text=NUMBERS)]
     dataset: Names = ()
-    """Datasets in place of the figure's."""
+    """Datasets that replace the figure's."""
     method: Names = ()
-    """Methods in place of the figure's."""
+    """Methods that replace the figure's."""
     rounds: Count | None = None
-    """Rounds of each run, in place of the figure's."""
+    """Rounds of each run, instead of the figure's."""
 
     name: ClassVar = "figures"
 
@@ -58,7 +58,7 @@ class Figures(MeasuredBatch):
         super().check()
         if self.procedure not in (None, *self.content.procedures):
             raise InvalidInput(
-                f"{self.content.title} compares ways to align, and the released code has one: --procedure print"
+                f"{self.content.title} compares ways to align, but the released code has only one: --procedure print"
             )
         if self.method and not self.content.methods:
             raise InvalidInput(f"--method has no effect: {self.content.title} compares no methods")
@@ -68,9 +68,9 @@ class Figures(MeasuredBatch):
         for runs in self.every:
             own = runs.varied | {*self.content.fixed, "seed", "out", "resume", "method", "preset", "target_accuracy"}
             if fixed := sorted(texts_of(self.words).keys() & own):
-                why = "whose runs have all their rounds" if fixed[0] == "target_accuracy" else "which sets it itself"
+                why = "whose runs do all their rounds" if fixed[0] == "target_accuracy" else "which sets it itself"
                 raise InvalidInput(f"{flag(fixed[0])} cannot be given for {self.content.title}, {why}")
-            # Words that mean nothing are refused now, before a folder is made.
+            # Refuse unknown options now, before a folder is made.
             assert runs.jobs
 
     def default_folder(self) -> Path:

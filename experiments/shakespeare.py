@@ -2,7 +2,7 @@
 
     python -m experiments.shakespeare --data shakespeare.sqlite.lzma --method fedper
 
-The first 100 of 715 roles in TFF's file, or of LEAF's folder; ten of them in each of 100 rounds. All of them:
+The first 100 of 715 roles in TFF's file, or of LEAF's folder, ten of them in each of 100 rounds. For all roles, give
 --num-clients 715. docs/natural.md says where the files are.
 """
 

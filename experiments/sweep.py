@@ -1,12 +1,12 @@
-"""Sweeps: every combination of values and seeds, trained together where their programs have one shape.
+"""Sweeps: every combination of values and seeds; runs that share a compiled program train together.
 
     python -m experiments.sweep --dataset digits --method fedpac --seeds 4 --grid lam=0.1,1,10 --grid lr=0.02,0.05
 
 Seeds and real-valued hyper-parameters are inputs of one compiled program. Runs that differ in anything else (method,
 epochs, batch size, clients, ...) form groups, which run one after another. Each run has its own folder, as if it had
 been started alone. Repeating the command resumes where it stopped: finished runs are kept, and an interrupted group
-continues from its last checkpoint (see --checkpoint-every). All other options are those of
-`python -m experiments.DATASET` and apply to every run.
+continues from its last checkpoint (see --checkpoint-every). All options of `python -m experiments.DATASET` can be given
+and apply to every run.
 
 With --val-fraction 0.1 the best setting is chosen on validation examples, otherwise on test examples. To tune several
 methods fairly and report them on fresh seeds:
@@ -32,7 +32,7 @@ from experiments.folder.run_folder import slug
 from experiments.folder.stored_runs import one_per_method
 from experiments.host.exit_codes import exit_process
 from experiments.spec.identity import relevant_options
-from experiments.spec.option_notes import Argument, NotInSweeps, Trait, flag, label, marked, noted, texts_of
+from experiments.spec.option_notes import Argument, NotInSweeps, Trait, flag, label, texts_of, with_note, with_trait
 from experiments.spec.options import KINDS, Options
 from experiments.spec.presets import DEFAULT_PRESET, preset_of
 from experiments.spec.spec import Spec
@@ -40,7 +40,7 @@ from pfl_jax.errors import InvalidInput
 from pfl_jax.validation import Count, Range
 
 CLAIMS = ".claims"
-"""Subfolder of the locks of groups, for --part."""
+"""Subfolder with the locks of groups, for --part."""
 SELECTED = "selected"
 """Subfolder of the runs of --select."""
 
@@ -56,19 +56,19 @@ class Sweep(batch.Batch):
     seeds: Count = 1
     """Number of seeds."""
     first_seed: Annotated[int, Range(0)] = 0
-    """First of the seeds."""
+    """First seed."""
     grid: Annotated[tuple[str, ...], Argument("repeated", "NAME=V,V")] = ()
     """Values of an option, or METHOD.NAME=V,V of an option of one method of the grid; may be repeated."""
     select: Literal["validation"] | None = None
-    """Then run the best setting of each method again, with further seeds: the one with the best mean on validation
-    examples (with --val-fraction), by --eval-protocol. These runs are in selected/ of the folder."""
+    """After the sweep, run the setting of each method that has the best mean on validation examples (needs
+    --val-fraction), by --eval-protocol, with new seeds. These runs are in selected/ of the folder."""
     select_seeds: Count = 5
-    """Number of these seeds."""
+    """Number of new seeds for --select."""
     part: Annotated[str | None, Argument(metavar="I/N")] = None
-    """One of N processes, numbered from 0, that share the sweep's groups in one folder, such as those of a Slurm array;
-    each begins at its share, takes groups that nobody has, and the last one writes the table."""
+    """Number I of this process, from 0, of N that share the sweep's groups in one folder, such as the tasks of a Slurm
+    array. Each process begins at its own share and takes groups that are free; the last one writes the table."""
     chosen: Hidden[tuple[Setting, ...]] = ()
-    """Settings in place of all of the grid."""
+    """Settings that replace the whole grid."""
 
     name: ClassVar = "sweep"
 
@@ -86,25 +86,25 @@ class Sweep(batch.Batch):
     def check(self) -> None:
         self._first_group(0)
         asked, options = {*texts_of(self.words)}, {name.rpartition(".")[2] for name in self.values}
-        for name, notes in noted(KINDS, NotInSweeps).items():
+        for name, notes in with_note(KINDS, NotInSweeps).items():
             if name in options | asked:
                 raise InvalidInput(f"{flag(name)} cannot be given for a sweep: {notes[0].reason}")
-        for name in sorted({*marked(KINDS, Trait.CHOOSES)} & options):
-            raise InvalidInput(f"{flag(name)} cannot be in the grid: all settings are compared by the same one")
-        # Runs that differ only in these are one run to the groups, which would train all on the first one's data.
-        for name in sorted({*marked(KINDS, Trait.NEUTRAL)} & options):
-            raise InvalidInput(f"{flag(name)} cannot be in the grid: it is no setting; start a sweep for each value")
+        for name in sorted({*with_trait(KINDS, Trait.CHOOSES)} & options):
+            raise InvalidInput(f"{flag(name)} cannot be in the grid: all settings are compared by the same value")
+        # Groups ignore these options: runs that differ only in them would all train on the first run's data.
+        for name in sorted({*with_trait(KINDS, Trait.NEUTRAL)} & options):
+            raise InvalidInput(f"{flag(name)} cannot be in the grid: it is not a setting; start a sweep for each value")
         if twice := sorted(asked & options):
             raise InvalidInput(f"{flag(twice[0])} is in the grid already")
         methods = {*self.values.get("method", ())}
         for name in self.values:
             method, _, option = name.rpartition(".")
             if method and method not in methods:
-                raise InvalidInput(f"--grid {name}: {method} is none of the methods of --grid method=...")
+                raise InvalidInput(f"--grid {name}: {method} is not among the methods of --grid method=...")
             if method and option in self.values:
                 raise InvalidInput(f"--grid {name}: {flag(option)} is in the grid for all methods already")
         for setting in self.settings():
-            # Includes the digest of the user's own data, so that a missing file is reported before anything is made.
+            # Computes the digest of the user's own data, so that a missing file is reported before a folder is made.
             spec = self._spec(setting)
             relevant_options(spec)
             if self.select is not None and spec.val_fraction is None:
@@ -127,7 +127,7 @@ class Sweep(batch.Batch):
             if not equals or not name or not parts:
                 raise InvalidInput(f"--grid {text}: give a name and its values, such as --grid lam=0.1,1,10")
             if name in found:
-                raise InvalidInput(f"--grid {name} is there twice: give all its values at once")
+                raise InvalidInput(f"--grid {name} is given twice: give all its values at once")
             found[name] = parts
         return found
 
@@ -144,23 +144,23 @@ class Sweep(batch.Batch):
         return found
 
     def title(self, setting: Setting) -> str:
-        """Name of a setting: its method, where the grid has several or nothing else, and its values."""
+        """Name of a setting: its values and, if the grid has several methods or nothing else, its method."""
         words = [f"{option}={value}" for option, value in setting if option != "method"]
         if not words or "method" in self.values:
             method = self._spec(setting).method
             alike = [name for name in self.values.get("method", ()) if label(name) == label(method)]
-            # Files of the same name in several folders are told apart by their folders.
+            # The folders distinguish files of the same name.
             words.insert(0, method if len(alike) > 1 else label(method))
         return " ".join(words)
 
     def _spec(self, setting: Setting) -> Spec:
         """Run of a setting with seed 0."""
         own = self._preset | {option: _value(option, text) for option, text in setting}
-        return batch.one_of_many(self.dataset, own | self.options(self.dataset, **own))
+        return batch.spec_in_batch(self.dataset, own | self.options(self.dataset, **own))
 
     @functools.cached_property
     def _preset(self) -> dict[str, str]:
-        """The preset of a sweep over methods with other ones, which would be compared in unlike settings."""
+        """Common preset of methods whose own presets differ, since these would be compared in different settings."""
         named = {preset_of(self.dataset, method) for method in self.values.get("method", ())}
         is_given = "preset" in self.values or "preset" in texts_of(self.words)
         return {} if is_given or len(named) < 2 else {"preset": DEFAULT_PRESET[self.dataset]}
@@ -173,12 +173,12 @@ class Sweep(batch.Batch):
         return list(itertools.chain.from_iterable(map(self.jobs_of, self.settings())))
 
     def groups(self, jobs: Sequence[batch.Job]) -> list[list[batch.Job]]:
-        groups = batch.of_one_program(jobs)
+        groups = batch.by_program(jobs)
         first = self._first_group(len(groups))
         return [*groups[first:], *groups[:first]]
 
     def run(self, jobs: Sequence[batch.Job], console: Console) -> None:
-        # Imported now, so that errors and --help do not wait for it.
+        # Imported only here, so that errors and --help do not wait for it.
         from experiments.run.run import run_together
 
         run_together([job.spec.in_folder(job.folder) for job in jobs], console)
@@ -190,14 +190,14 @@ class Sweep(batch.Batch):
         groups = save({title: self.jobs_of(setting) for title, setting in named.items()}, self.folder, console)
         if self.select is not None:
             best = one_per_method(groups, groups[0].first.headline)
-            again = {"chosen": tuple(named[one.label] for one in best), "select": None, "seeds": self.select_seeds}
+            again = {"chosen": tuple(named[group.label] for group in best), "select": None, "seeds": self.select_seeds}
             again |= {"first_seed": self.first_seed + self.seeds, "out": self.folder / SELECTED}
             batch.drive(dataclasses.replace(self, **again), console)
 
 
 def _value(option: str, text: str) -> str | bool:
-    """Value of the grid as `Spec.of` takes it: of a switch True or False."""
-    # Of the methods' own options, only switches are true or false.
+    """Value of the grid for `Spec.of`: True or False for a switch, otherwise the text."""
+    # Among the methods' own options, only switches are true or false.
     is_switch = get_type_hints(Options).get(option, bool) is bool and text in ("True", "False")
     return text == "True" if is_switch else text
 

@@ -3,8 +3,8 @@
     python -m experiments.tables --paper fedpac --table 1 --dataset fashion_mnist --clients 20 --seeds 3
 
 Repeating the command resumes where it stopped: finished runs are kept, an interrupted one resumes. --method and
---setting select a part of the table, --dry-run only lists the runs. All other options (--rounds 50, --train-size 100,
---source embedded, ...) are those of `python -m experiments.DATASET`, apply to every run, and are noted in the table.
+--setting select a part of the table, --dry-run only lists the runs. All options of `python -m experiments.DATASET`
+(--rounds 50, --source embedded, ...) can be given, apply to every run, and are noted in the table.
 
 Table 1 of FedPAC on Fashion-MNIST with 20 clients: 15 methods of 200 rounds for each seed.
 """
@@ -39,7 +39,7 @@ NUMBERS = {paper: [str(number) for number in content.tables] for paper, content 
 HINTS = {
     "seed": "use --seeds",
     "resume": "the same command goes on where it was stopped",
-    "target_accuracy": "its runs have all their rounds",
+    "target_accuracy": "its runs do all their rounds",
 }
 
 
@@ -50,13 +50,13 @@ class Tables(MeasuredBatch):
     paper: Annotated[str, Argument(text=", ".join(NUMBERS))]
     table: Annotated[int, Argument(text="; ".join(f"{name}: {', '.join(of)}" for name, of in NUMBERS.items()))]
     dataset: Names = ()
-    """Datasets; by default all of the table."""
+    """Datasets; by default all datasets of the table."""
     clients: Names = ()
-    """Numbers of clients; by default all of the table."""
+    """Numbers of clients; by default all numbers of the table."""
     setting: Names = ()
     """Settings with these words, such as beta=0.1."""
     method: Names = ()
-    """Methods by their names in the table; by default all of it."""
+    """Methods by their names in the table; by default all methods."""
 
     name: ClassVar = "tables"
 
@@ -68,9 +68,9 @@ class Tables(MeasuredBatch):
         if fixed:
             hint = HINTS.get(fixed[0], "it is what the table compares, or a part of its setting")
             raise InvalidInput(f"{flag(fixed[0])} cannot be given for a table: {hint}")
-        # What a word means depends on the dataset and the method, not on the setting.
-        shown = {(row.dataset, row.method): row for row in self.shown}
-        for row in shown.values():
+        # The meaning of options depends on the dataset and the method, not on the setting.
+        different = {(row.dataset, row.method): row for row in self.shown}
+        for row in different.values():
             self._spec(row)
 
     def default_folder(self) -> Path:
@@ -90,10 +90,10 @@ class Tables(MeasuredBatch):
                 choose(words, asked, dict.fromkeys(str(getattr(row, name)) for row in chosen))
                 chosen = [row for row in chosen if str(getattr(row, name)) in asked]
         asked = " ".join(self.setting).split()
-        there = [row for row in chosen if set(asked) <= set(row.setting.split())]
-        if not there:
+        matching = [row for row in chosen if set(asked) <= set(row.setting.split())]
+        if not matching:
             choose("setting", [" ".join(asked)], dict.fromkeys(row.setting for row in chosen))
-        return there
+        return matching
 
     def jobs_of(self, row: Published) -> list[batch.Job]:
         title = f"{row.method} on {row.dataset}, {row.clients} clients, {row.setting}"
@@ -101,21 +101,21 @@ class Tables(MeasuredBatch):
         return batch.jobs_of_seeds(self._spec(row), self.seeds, folder, title)
 
     def _spec(self, row: Published) -> Spec:
-        """Run of a place of the table with seed 0."""
-        return batch.one_of_many(row.dataset, row.options | self.options(row.dataset, **row.options))
+        """Run of a cell of the table with seed 0."""
+        return batch.spec_in_batch(row.dataset, row.options | self.options(row.dataset, **row.options))
 
     def jobs(self, console: Console) -> list[batch.Job]:
         if (path := self.folder / paper_table.JSON).exists():
-            there = load.read_json(path)
-            if (there.get("paper"), there.get("table")) != (self.paper, self.table):
+            stored = load.read_json(path)
+            if (stored.get("paper"), stored.get("table")) != (self.paper, self.table):
                 raise InvalidInput(
                     f"{self.folder} holds another table, which is never overwritten: give --out another folder"
                 )
-        # Seed by seed: the first of all places comes before the second.
+        # Seed by seed: all cells get their first run before any cell gets its second.
         return sorted([job for row in self.shown for job in self.jobs_of(row)], key=lambda job: job.spec.seed)
 
     def _results(self, row: Published) -> list[StoredRun]:
-        """Results of the finished runs of a place; a folder with anything else counts as empty."""
+        """Finished runs of a cell; a folder with other content counts as empty."""
         found = []
         for job in self.jobs_of(row):
             with contextlib.suppress(InvalidInput):
@@ -124,11 +124,11 @@ class Tables(MeasuredBatch):
         return found
 
     def compare(self) -> tuple[Comparison, Comparison]:
-        """The requested part of the table, and the same with all other stored results."""
-        entries = [Entry(row, self._results(row), self.asked(row.measure)) for row in self.rows]
+        """Two comparisons: the requested part of the table, and this part with all other stored results."""
+        entries = [Entry(row, self._results(row), self.requested(row.measure)) for row in self.rows]
         shown = [entry for entry in entries if entry.row in self.shown]
-        there = [entry for entry in entries if entry.runs or entry.row in self.shown]
-        columns, methods = {entry.column for entry in there}, {entry.row.method for entry in there}
+        needed = [entry for entry in entries if entry.runs or entry.row in self.shown]
+        columns, methods = {entry.column for entry in needed}, {entry.row.method for entry in needed}
         saved = [entry for entry in entries if entry.column in columns and entry.row.method in methods]
         both = (paper_table.compare(self.paper, self.table, some, self.seeds) for some in (shown, saved))
         return next(both), next(both)

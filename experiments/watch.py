@@ -3,7 +3,7 @@
     pip install seglearn
     python -m experiments.watch --method fedper
 
-10 clients of 215 to 415 windows of two seconds, a convolutional network over the time, 20 rounds:
+10 clients of 215 to 415 windows of two seconds, a convolutional network over time, 20 rounds:
 half a minute on two cores.
 A perceptron (--model mlp --hidden 64) with a tuned learning rate, three seeds: 89.49 % received; docs/results.md has
 all methods.

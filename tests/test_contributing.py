@@ -46,7 +46,7 @@ def copy(tmp_path_factory):
     insert(root / "tests/methods/test_limits.py", "SAME = [", block("python", '("fedexp", {'))
     insert(root / "docs/methods-at-a-glance.md", "| `fedavg` | one model |", block("markdown", "Jhunjhunwala"))
     insert(root / "docs/methods.md", "| `fedavg` | nothing |", block("markdown", "| nothing | model, squared"))
-    field = '    """FILE.py:NAME of a loss in place of the task'
+    field = '    """FILE.py:NAME of a loss that replaces the task'
     insert(root / "experiments/spec/groups.py", field, block("python", "label_smoothing: BelowOne"))
     models, imports = root / "experiments/run/models.py", "from collections.abc import Callable\n"
     insert(models, "        model = _with_loss(", block("python", "if options.label_smoothing"))

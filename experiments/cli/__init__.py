@@ -1,1 +1,1 @@
-"""Command lines: their words, read and checked; a user's mistake is an InvalidInput."""
+"""Parsing and checking of command lines; a user's mistake is an InvalidInput."""

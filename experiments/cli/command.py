@@ -1,4 +1,4 @@
-"""Command line of one run, and the `Spec` of its words."""
+"""Command line of one run, and its `Spec`."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,14 +23,14 @@ from pfl_jax.methods.factories import function_of
 
 
 def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
-    """Run an experiment with command-line arguments, by default those of this process; return the exit code."""
+    """Run an experiment with command-line arguments, by default this process's; return the exit code."""
 
     def work() -> None:
         spec = parse(dataset, sys.argv[1:] if arguments is None else arguments)
         if spec.print_config:
             print(spec.as_json())
             return
-        # Imported now, so that errors and --help do not wait for it.
+        # Imported only here, so that errors and --help do not wait for it.
         from experiments.run.run import run
 
         if spec.distributed:
@@ -45,32 +45,32 @@ def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(dataset: str, words: Sequence[str]) -> Spec:
-    """Run of the words after `python -m experiments.DATASET`; --help prints help and raises SystemExit(0)."""
+    """Parse the words after `python -m experiments.DATASET` as a run; --help prints help and raises SystemExit(0)."""
     return Spec.of(dataset, **read(dataset, words))
 
 
 def read(dataset: str, words: Sequence[str], **known: Any) -> dict[str, Any]:
-    """Options that words, or a file that they name, give to a run.
+    """Options of a run from a command line, and from the file that its --config names.
 
     Args:
-      dataset: of the run, whose method decides which options there are.
-      words: of a command line; --help prints help and raises SystemExit(0).
-      **known: options that the run has already, which a file does not give anew.
+      dataset: name of the experiment.
+      words: words of the command line; --help prints help and raises SystemExit(0).
+      **known: options that are decided already, and replace those in the file.
     """
     parser.choose("dataset", [dataset], presets.DEFAULT_PRESET)
     common = options_of(Options)
-    # These decide which other options there are, and their defaults.
+    # These options decide which other options there are, and their defaults.
     first = {name: common[name] for name in (*SELECTION, *CODE, "config", "resume")}
     chosen, _ = parser.split(words, [OptionGroup("", "", first)])
-    of_file: dict[str, Any] = {}
+    stored: dict[str, Any] = {}
     if (file := chosen.get("config")) is not None:
-        of_file = values_in(file, known | texts_of(words))
-        if (of := of_file.pop(DATASET, dataset)) != dataset:
-            raise InvalidInput(f"--config {file} is for {of}, not {dataset}")
+        stored = values_in(file, known | texts_of(words))
+        if (its_dataset := stored.pop(DATASET, dataset)) != dataset:
+            raise InvalidInput(f"--config {file} is for {its_dataset}, not {dataset}")
     if chosen.get("resume") is not None and "method" not in chosen:
-        of_file |= _resumed_method(chosen)
-    of_run = {name: value for name, value in (of_file | known).items() if name in SELECTION}
-    chosen = {name: common[name].value(value) for name, value in of_run.items()} | chosen
+        stored |= _resumed_method(chosen)
+    selection = {name: value for name, value in (stored | known).items() if name in SELECTION}
+    chosen = {name: common[name].value(value) for name, value in selection.items()} | chosen
     usual = usual_values(dataset, chosen)
     every = common | method_options(usual["method"])
     every = {name: option._replace(default=usual[name]) for name, option in every.items()}
@@ -78,11 +78,11 @@ def read(dataset: str, words: Sequence[str], **known: Any) -> dict[str, Any]:
     found, others = parser.split(words, groups, f"experiments.{dataset}", _description(dataset, usual["preset"]))
     if others:
         raise InvalidInput(_unknown_word(others[0], every, usual["method"]))
-    return of_file | found
+    return stored | found
 
 
 def _resumed_method(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Method of the run that --resume names; nothing where it cannot be read, and `resumed` says what is wrong."""
+    """Method of the run that --resume names; empty if it cannot be read, for which `resumed` then gives the reason."""
     folder = Path(chosen["resume"]).expanduser()
     try:
         config = read_json(folder / CONFIG)
@@ -91,7 +91,7 @@ def _resumed_method(chosen: Mapping[str, Any]) -> dict[str, Any]:
     except (InvalidInput, KeyError, TypeError):
         return {}
     if is_own(method):
-        # Imported now, as all that only some commands need. It says that the command has to name the file.
+        # Raises InvalidInput if the command does not name the file. Imported only here, since few commands need it.
         from experiments.run.resume import spec_of
 
         spec_of(config, folder, named=chosen)
@@ -99,7 +99,7 @@ def _resumed_method(chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _grouped(method: str, options: Mapping[str, Option]) -> list[OptionGroup]:
-    """Groups of all options of a run, the method's own first."""
+    """Groups of all options of a run; the method's own group comes first."""
     shared = {name for group in GROUPS.values() for name in names_of(group)} | {*SELECTION}
     own = [*(name for name in options if name not in shared), *SELECTION]
     text = summary(function_of(method_factory(method))) or label(method)
@@ -112,7 +112,7 @@ def _grouped(method: str, options: Mapping[str, Option]) -> list[OptionGroup]:
 
 
 def _unknown_word(word: str, options: Mapping[str, Option], method: str) -> str:
-    """Error message for a word that neither a run nor this method has as an option."""
+    """Error message for a word that is not an option of a run with this method."""
     head = word.partition("=")[0].replace("_", "-")
     if head.startswith("--"):
         return unknown_option(head, [name for option in options.values() for name in option.flags], method)

@@ -1,6 +1,6 @@
-"""Command lines with argparse: a table of options, each of which checks its values (`option_notes.Option`).
+"""Command lines with argparse, whose options check their own values (`option_notes.Option`).
 
-The texts of the help are docstrings after the fields of a class.
+Help texts are the docstrings below the fields of a dataclass.
 """
 
 import argparse
@@ -26,7 +26,7 @@ MAX_COLUMNS = 100
 """Maximum width of the help."""
 
 MAX_METAVAR = 50
-"""Characters of a list of choices in the place of a value; longer lists are part of the help text."""
+"""Characters up to which the help shows a list of choices as an option's value; longer lists follow the help text."""
 
 _Options = TypeVar("_Options")
 
@@ -46,7 +46,7 @@ class OptionGroup(NamedTuple):
 
 @functools.cache
 def options_of(kind: type) -> dict[str, Option]:
-    """Options of a command: the fields of its dataclass, with the docstrings after them."""
+    """Options of a command: the fields of its dataclass, with their docstrings."""
     kinds, texts, found = get_type_hints(kind, include_extras=True), field_texts(kind), {}
     for field in dataclasses.fields(kind):
         argument = next((note for note in notes_of(kinds[field.name]) if isinstance(note, Argument)), Argument())
@@ -59,7 +59,7 @@ def options_of(kind: type) -> dict[str, Option]:
 def parse(
     kind: type[_Options], module: str, description: str | None, words: Sequence[str] | None, *, more: bool = False
 ) -> tuple[_Options, tuple[str, ...]]:
-    """Options of a command by its dataclass and, with `more`, the other words; --help raises SystemExit(0)."""
+    """Parse a command line into a dataclass of its options and, with `more`, the rest; --help raises SystemExit(0)."""
     options = options_of(kind)
     values, rest = split(sys.argv[1:] if words is None else words, [OptionGroup("", "", options)], module, description)
     if rest and not more:
@@ -73,7 +73,7 @@ def parse(
 def split(
     words: Sequence[str], groups: Sequence[OptionGroup], module: str = "", description: str | None = None
 ) -> tuple[dict[str, Any], list[str]]:
-    """Values of the options on a command line, and the words that belong to none; no --help without a description."""
+    """Split a command line into values of options and other words; without a description, --help is not an option."""
     options = {name: option for group in groups for name, option in group.options.items()}
     without_name = [option.argument.metavar for option in options.values() if option.argument.form == "positional"]
     parser = argparse.ArgumentParser(
@@ -110,7 +110,7 @@ def split(
 
 
 def _settings(option: Option) -> dict[str, Any]:
-    """How argparse takes an option."""
+    """Arguments of argparse's `add_argument` for an option."""
     form, text = option.argument.form, option.text
     if option.default is MISSING:
         default = " (required)"
@@ -135,12 +135,12 @@ def _settings(option: Option) -> dict[str, Any]:
 
 
 def _escaped(text: str) -> str:
-    """Text in which argparse replaces nothing."""
+    """Text with the percent signs escaped for argparse."""
     return text.replace("%", "%%")
 
 
 def _metavar(kind: Any, file: str) -> str:
-    """Placeholder of a value in the help, such as INT|None; `file` stands for a text beside choices."""
+    """Placeholder of a value in the help, such as INT|None; `file` stands for texts that are not choices."""
     names: list[str] = []
     for part in parts(element_of(kind) or kind):
         if get_origin(part) is Literal:
@@ -153,14 +153,14 @@ def _metavar(kind: Any, file: str) -> str:
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Help of at most MAX_COLUMNS, in which texts of several lines keep them."""
+    """Help of at most MAX_COLUMNS, in which texts keep their line breaks."""
 
     def __init__(self, prog: str) -> None:
         width = min(shutil.get_terminal_size().columns, MAX_COLUMNS)
         super().__init__(prog, max_help_position=26, width=width)
 
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
-        # In place of "INT [INT ...]".
+        # Instead of "INT [INT ...]".
         return f"{action.metavar} ..." if action.nargs == "+" else super()._format_args(action, default_metavar)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
@@ -168,7 +168,7 @@ class _Formatter(argparse.HelpFormatter):
 
 
 def _hyphenated(word: str, known: Iterable[str]) -> str:
-    """Word, with hyphens where an option was written with underscores."""
+    """Word with hyphens instead of underscores in an option's name."""
     head, equals, value = word.partition("=")
     head = head.replace("_", "-")
     return head + equals + value if head in known else word
@@ -184,19 +184,19 @@ def unknown_option(word: str, options: Mapping[str, Option]) -> str:
 
 
 def check_new(option: str, path: Path | None, *endings: str, overwrite: bool | None = None) -> None:
-    """Raise InvalidInput if an option names a file that is there, or whose name has none of the endings.
+    """Raise InvalidInput if an option names an existing file, or a name with none of the endings.
 
-    `overwrite` is the value of --overwrite, of commands that have it.
+    `overwrite` is the value of --overwrite, None for commands without this option.
     """
     if path is not None and endings and path.suffix not in endings:
-        raise InvalidInput(f"{option} {path}: the name ends in {listed(endings)}")
+        raise InvalidInput(f"{option} {path}: the name must end in {listed(endings)}")
     if path is not None and path.expanduser().exists() and not overwrite:
         way = "remove it" if overwrite is None else "--overwrite"
-        raise InvalidInput(f"{option} {path} is there already: give another name, or {way}")
+        raise InvalidInput(f"{option} {path} exists already: give another name, or {way}")
 
 
 def choose(name: str, asked: Iterable[str], choices: Iterable[str]) -> None:
-    """Raise InvalidInput for the first word that is not a choice, with all choices."""
+    """Raise InvalidInput for the first word that is not a choice; the message lists all choices."""
     if strange := [word for word in asked if word not in choices]:
         raise InvalidInput(unknown(name, strange[0], choices))
 
@@ -207,12 +207,12 @@ def summary(entity: Any) -> str:
 
 
 def field_texts(kind: type) -> dict[str, str]:
-    """Name -> docstring after each field of a class and of its bases."""
+    """Name of each field of a class and its bases -> docstring below the field."""
     found: dict[str, str] = {}
-    for one in reversed(kind.__mro__[:-1]):
-        module = sys.modules[one.__module__]
+    for base in reversed(kind.__mro__[:-1]):
+        module = sys.modules[base.__module__]
         tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
-        body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == one.__name__)
+        body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == base.__name__)
         for field, after in itertools.pairwise(body):
             match field, after:
                 case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):

@@ -1,1 +1,1 @@
-"""Code that commands share, and the results that they make; each command is a file of its name above."""
+"""Code that commands share, and their results; the commands themselves are modules of `experiments`."""

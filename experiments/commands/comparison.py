@@ -1,4 +1,4 @@
-"""Comparison of finished runs, without its command line: which can be compared, a table of them, its files."""
+"""Comparison of finished runs: checks that they can be compared, and their table, notes and picture."""
 
 import dataclasses
 import functools
@@ -10,7 +10,7 @@ import pandas as pd
 
 from experiments.folder.load import StoredRun
 from experiments.folder.run_folder import VALIDATION, score_text
-from experiments.folder.stored_runs import Group, Mean, check_alike, chosen_on, goodness, short
+from experiments.folder.stored_runs import Group, Mean, check_alike, chosen_on, goodness, option_text
 from experiments.folder.version import note_on_code
 from experiments.papers.settings import Measure
 from experiments.show import draw
@@ -24,7 +24,7 @@ from pfl_jax.compare import Difference
 from pfl_jax.errors import InvalidInput
 
 BASELINE = "local"
-"""Method whose clients gain nothing from others."""
+"""Method whose clients train alone."""
 
 
 class Compared(NamedTuple):
@@ -34,9 +34,9 @@ class Compared(NamedTuple):
       data: name of the data.
       axis: name of the score, with its unit.
       higher_is_better: whether larger scores are better.
-      round: the last round that all have; None if --patience kept another one of some runs.
+      round: last common round; None if --patience kept an earlier round of some run.
       scores: rows by seed and client, a column for each method, see `scores_of`.
-      notes: on runs that are left out, and options that differ and are in no name.
+      notes: remarks on runs that are left out, and on options that differ but are in no name.
       reference: name of the best method on validation examples; None without such examples.
       protocol: evaluation protocol of the scores.
       baseline: name of the method `local`.
@@ -84,7 +84,7 @@ class Compared(NamedTuple):
 
 
 def scores_of(runs: Mapping[str, Sequence[StoredRun]], at: int | None, protocol: Protocol) -> pd.DataFrame:
-    """Scores of the clients of methods' runs after a round, None for that of each run's results.
+    """Scores of the clients in the runs of each method after round `at`; None is the round of each run's results.
 
     Rows are by seed and client, NaN where a client has none."""
     found = {}
@@ -107,8 +107,7 @@ def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
     """Scores of groups of runs that can be compared.
 
     Raises:
-      InvalidInput: there are fewer than two groups, they are of several kinds of data, or have no common seed, round or
-        clients.
+      InvalidInput: there are fewer than two groups, or they have different data, or no common seed, round or clients.
     """
     groups = [one for one in groups if one.is_finished]
     left_out = [one.label for one in groups if one.mean("received").value is None]
@@ -120,33 +119,33 @@ def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
     runs = {one.label: {run.seed: run for run in one.counted} for one in groups}
     seeds = sorted(set.intersection(*map(set, runs.values())))
     if not seeds:
-        raise InvalidInput("there is no seed with a finished run of every setting")
+        raise InvalidInput("no seed has a finished run of every setting")
     common = set.intersection(*({line["round"] for line in of[seed].lines} for of in runs.values() for seed in seeds))
     if not common:
-        raise InvalidInput("there is no round in which all runs were evaluated: give runs of the same --eval-every")
+        raise InvalidInput("no round was evaluated in all runs: give runs of the same --eval-every")
     for seed in seeds:
         (first, digest), *rest = ((name, of[seed].config.get("partition_digest")) for name, of in runs.items())
         if others := [name for name, other in rest if other != digest]:
             raise InvalidInput(
-                f"the clients of {first} and {others[0]} have other examples with seed {seed}: give runs of one "
+                f"the clients of {first} and {others[0]} have different examples with seed {seed}: give runs of one "
                 "partition"
             )
     at = None if any(one.keeps for one in groups) else max(common)
     scores = scores_of({name: [of[seed] for seed in seeds] for name, of in runs.items()}, at, protocol)
-    # Clients that one method does not score, as with --eval-clients, count in none.
+    # Clients that any run does not score, as with --eval-clients, are left out of all.
     unscored: Any = scores.isna().any(axis=1).groupby("seed")
     if unscored.all().any():
         raise InvalidInput(f"no client is scored by all runs of seed {unscored.all().idxmax()}")
     for name, of in runs.items():
         without = [seed for seed in of if seed not in seeds]
-        notes += [f"Without {name}, seed {seed}: not all settings have it." for seed in without]
+        notes += [f"Without {name}, seed {seed}: not all settings have this seed." for seed in without]
     for seed, many in unscored.sum().items():
         notes += [f"Without {many} clients of seed {seed} that some run does not score."] if many else []
     behind = [(f"{one.label}, seed {run.seed}", note_on_code(run.config)) for one in groups for run in one.counted]
     notes += [f"{name}: {note}." for name, note in behind if note]
     if unnamed := _unnamed(groups):
         settings = (
-            " ".join([one.label, *(short(name, one.first.setting[name]) for name in unnamed)]) for one in groups
+            " ".join([one.label, *(option_text(name, one.first.setting[name]) for name in unnamed)]) for one in groups
         )
         notes.append(f"Settings that the names leave out: {'; '.join(settings)}.")
     best = max(groups, key=lambda one: goodness(one, protocol, VALIDATION)).label
@@ -159,7 +158,7 @@ def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
 
 
 def _unnamed(groups: Sequence[Group]) -> list[str]:
-    """Options of all runs that differ between groups, and are in no group's name."""
+    """Options common to all methods that differ between groups, and are in no group's name."""
     common = {*(field.name for field in dataclasses.fields(Options)), *TRAINING_HYPER_PARAMETERS} - {"method"}
     named = {word.partition("=")[0].removeprefix("no-") for one in groups for word in one.label.split()}
     return sorted(name for name in common - named if len({repr(one.first.setting.get(name)) for one in groups}) > 1)
@@ -168,24 +167,24 @@ def _unnamed(groups: Sequence[Group]) -> list[str]:
 def table(
     compared: Compared, reference: str | None = None, reached: Mapping[str, Mapping[str, str]] | None = None
 ) -> Table:
-    """Table of a comparison with one method: the one asked for, or the best one, on validation examples if there are.
+    """Table of a comparison with a reference, by default the best method (on validation examples if there are any).
 
-    `reached` are further columns: head -> method -> text.
+    `reached` holds further columns: head -> method -> text.
 
     Raises:
-      InvalidInput: there is no such method.
+      InvalidInput: the reference is not among the methods.
     """
     names, is_own = list(compared.means), reference is None
     reference = reference or compared.reference or names[0]
     if reference not in names:
-        raise InvalidInput(f"--reference {reference} is none of {', '.join(names)}")
+        raise InvalidInput(f"--reference {reference} is not among {', '.join(names)}")
     rest, sign = compared.differences(reference), 1 if compared.higher_is_better else -1
     tests = {name: one.p_value for name, one in rest.items() if one.p_value is not None}
     adjusted = dict(zip(tests, compare.holm(list(tests.values())), strict=True))
     percent = compared.axis.endswith("%")
     text = functools.partial(score_text, percent=percent)
     by_seed, means = compared.scores.groupby("seed"), compared.means
-    worst: Any = by_seed.agg(lambda of: sign * np.sort(sign * of)[: max(1, round(len(of) / 10))].mean()).mean()
+    worst: Any = by_seed.agg(lambda row: sign * np.sort(sign * row)[: max(1, round(len(row) / 10))].mean()).mean()
     spread: Any = by_seed.std(ddof=0).mean()
     rows = []
     for name in names:
@@ -211,7 +210,7 @@ def table(
             f"{reference} was chosen on test examples: give --reference, or make the runs with --val-fraction."
         )
     elif is_own:
-        notes.append(f"{reference} is the reference, as the best on validation examples; --reference names another.")
+        notes.append(f"{reference}, the best on validation examples, is the reference; --reference names another.")
     return Table.of(f"{compared.data}, {compared.axis} {compared.when}", rows)._replace(notes=notes)
 
 
@@ -243,26 +242,26 @@ def _notes(compared: Compared, reference: str, found: Mapping[str, Difference]) 
 
 
 def rounds_to(target: float, groups: Sequence[Group], compared: Compared) -> dict[str, dict[str, str]]:
-    """Column of a table: rounds until the mean over clients first reaches a target, in the mean over the runs; a dash
-    where one does not reach it."""
+    """Column of a table: rounds until the mean over clients first reaches a target, averaged over the runs; a dash if a
+    run does not reach the target."""
     sign, found = 1 if compared.higher_is_better else -1, {}
     for group in groups:
         first = {}
         for run in group.counted:
             means = {line["round"]: line.get(compared.protocol, {}).get("mean") for line in run.lines}
-            there = (at for at, mean in means.items() if mean is not None and sign * (mean - target) >= 0)
+            reached = (at for at, mean in means.items() if mean is not None and sign * (mean - target) >= 0)
             if run.seed in compared.seeds:
-                first[run.seed] = next(there, None)
+                first[run.seed] = next(reached, None)
         mean = Mean(first).value
         found[group.label] = NOTHING if mean is None else f"{mean:.1f}"
     return {f"rounds to {target:g}": found}
 
 
 def for_paper(table: Table, compared: Compared) -> Table:
-    """Three columns of a comparison, and that of a target, under a caption of one sentence; the rest are notes.
+    """Three columns of a comparison, and the target's column, under a caption of one sentence; the rest become notes.
 
-    The best mean is bold if its interval leaves out 0 beside all others, a dagger marks differences to the reference
-    whose interval contains 0.
+    The best mean is bold if the intervals of its differences to all others leave out 0. A dagger marks differences to
+    the reference whose interval contains 0.
     """
     place = next(place for place, head in enumerate(table.heads) if head.startswith("minus "))
     reference = table.heads[place].removeprefix("minus ")
@@ -297,7 +296,7 @@ def ranks(compared: Compared) -> Picture:
       compared: at least two runs of every method.
 
     Raises:
-      InvalidInput: there is one run of each method.
+      InvalidInput: there is only one run of each method.
     """
     means = compared.means
     if len(means) < 2:

@@ -1,4 +1,4 @@
-"""Figure of a paper as data: its runs on each dataset, and the picture made of their folders."""
+"""Figure of a paper as data: its runs on each dataset, and the picture of their results."""
 
 import dataclasses
 import functools
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import pandas as pd
 
-from experiments.commands.batch import Job, MeasuredBatch, jobs_of_seeds, one_of_many, read_options
+from experiments.commands.batch import Job, MeasuredBatch, jobs_of_seeds, read_options, spec_in_batch
 from experiments.folder.load import coverage_text, read
 from experiments.folder.run_folder import slug
 from experiments.folder.stored_runs import Group
@@ -26,7 +26,7 @@ from experiments.spec.spec import Spec
 from pfl_jax.errors import InvalidInput
 
 Key: TypeAlias = tuple[str, ...]
-"""Key of a run of a figure on a dataset, without the seed; also the name of its folder."""
+"""Key of a figure's run on a dataset, without the seed; it also names the run's folder."""
 
 Values: TypeAlias = dict[str, Any]
 """Options of a run by their names in Python."""
@@ -36,8 +36,8 @@ SETTING = ("num_clients", "train_size", "rounds", "participation", "partition", 
 
 
 class Part(NamedTuple):
-    """Part of a figure on one dataset: the options that each of its runs adds to the common ones, its method included,
-    and the panels that are made of the finished runs."""
+    """Part of a figure on one dataset: the options of each run beside the common ones, including its method, and the
+    panels of the finished runs."""
 
     variants: "Callable[[Runs], dict[Key, Values]]"
     panels: "Callable[[Runs], list[Panel]]"
@@ -49,11 +49,11 @@ class Figure:
 
     Attributes:
       values: options that all runs share.
-      methods: those that are compared.
-      note: choices that the paper leaves open, for the caption.
-      fixed: common options on which the panels rely, which cannot be given.
+      methods: methods that are compared.
+      note: sentence of the caption on choices that the paper leaves open.
+      fixed: common options that cannot be given, since the panels rely on them.
       measured: attributes of the paper's `Measure` on which the panels depend.
-      procedures: of FedAS that it can follow, the default first.
+      procedures: procedures of FedAS that the figure can follow, the default first.
     """
 
     paper: str
@@ -71,7 +71,7 @@ class Figure:
 
     @property
     def title(self) -> str:
-        """Title for people: "FedPAC, Figure 4"."""
+        """Title for display: "FedPAC, Figure 4"."""
         return f"{PAPERS[self.paper].name}, Figure {self.number}"
 
 
@@ -80,8 +80,8 @@ class Runs:
     """Runs of a figure on one dataset, and their results once they are finished.
 
     Attributes:
-      order: the command.
-      chosen, given: methods, and values of options, in place of the figure's.
+      order: command for the figure.
+      chosen, given: methods, and values of options, that replace the figure's.
     """
 
     figure: Figure
@@ -92,7 +92,7 @@ class Runs:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Methods that are compared, the figure's own last if it is among them."""
+        """Methods that are compared; the paper's own, if among them, comes last."""
         usual = self.figure.methods
         return tuple(sorted(self.chosen or usual, key=lambda method: method == usual[-1])) if usual else ()
 
@@ -104,7 +104,7 @@ class Runs:
 
     @property
     def values(self) -> Values:
-        """Options that all these runs share."""
+        """Options that all runs share, including those given by the command."""
         return self.usual | self.given
 
     @property
@@ -113,29 +113,29 @@ class Runs:
 
     @property
     def rounds(self) -> int:
-        """Number of rounds, unless the words or a variant have another one."""
+        """Number of rounds, unless the words or a variant change it."""
         return self.values.get("rounds") or presets.values(self.values["preset"], self.dataset)["rounds"]
 
     @functools.cached_property
     def variants(self) -> dict[Key, Values]:
-        """Key of a run -> options that only it has."""
+        """Key of a run -> its own options."""
         return {key: own for part in self.figure.parts for key, own in part.variants(self).items()}
 
     @property
     def varied(self) -> set[str]:
-        """Names of the options that the runs differ in, which must not be set otherwise."""
+        """Names of the options in which the runs differ; a command cannot set them."""
         return {name for own in self.variants.values() for name in own}
 
     def measure_in_paper(self, key: Key) -> Measure:
         return settings.measure(self.figure.paper, self.variants[key]["method"], self.procedure)
 
     def measure_of(self, key: Key) -> Measure:
-        """Definition of a run's accuracies, with what is asked for."""
-        return self.order.asked(self.measure_in_paper(key))
+        """Definition of a run's accuracies, with the changes that the command requests."""
+        return self.order.requested(self.measure_in_paper(key))
 
     @functools.cached_property
     def jobs(self) -> dict[Key, list[Job]]:
-        """Key of a run -> a job for each seed; equal commands have one folder."""
+        """Key of a run -> a job for each seed; equal commands share a folder."""
         found, folders = {}, {}
         for key, own in self.variants.items():
             spec = self._spec(self.values, own, self.order.all_words)
@@ -145,7 +145,7 @@ class Runs:
 
     def _spec(self, values: Values, own: Values, words: tuple[str, ...] = ()) -> Spec:
         """Run with seed 0."""
-        return one_of_many(self.dataset, values | read_options(self.dataset, words, **values | own) | own)
+        return spec_in_batch(self.dataset, values | read_options(self.dataset, words, **values | own) | own)
 
     @functools.cached_property
     def groups(self) -> dict[Key, Group]:
@@ -162,7 +162,7 @@ class Runs:
         return self.groups[key].first.config
 
     def curves(self, title: str, labels: Mapping[Key, str], main: Key) -> Panel:
-        """Accuracy over rounds, a line with its label for each of some runs, the main one over the others."""
+        """Accuracy over rounds, with a labelled line for each run, the main line on top."""
         rows = []
         for key in sorted(labels, key=lambda key: key == main):
             protocol, _, average = self.measure_of(key)
@@ -171,11 +171,11 @@ class Runs:
         return Panel(title, functools.partial(lines, main=labels.get(main, "")), over_runs(pd.concat(rows)))
 
     def coverage(self, keys: Iterable[Key], *, is_curve: bool = False) -> str:
-        """Words for a title where means of some runs are not over all clients: "; over 8 to 10 of 10 clients".
+        """Words for a title if means of some runs are not over all clients: "; over 8 to 10 of 10 clients".
 
         Args:
-          keys: the runs.
-          is_curve: whether all their rounds are shown, or one.
+          keys: keys of the runs.
+          is_curve: whether all rounds are shown, not only the last.
         """
         summaries = [
             line[self.measure_of(key).protocol]
@@ -190,8 +190,8 @@ class Runs:
         """Rows for `draw.over_runs`: accuracy in the reported round by the values of an option.
 
         Args:
-          name: of the option, for the axis.
-          values: of the option.
+          name: label of the option's axis.
+          values: values of the option.
           keys: label of a line -> the run for each value.
         """
         found = []
@@ -208,25 +208,25 @@ class Runs:
             found.append({})
             for line in run.lines:
                 if name not in line.get("info", {}):
-                    raise InvalidInput(f"{run.path} has no {name} of its rounds, which are too many numbers to log")
+                    raise InvalidInput(f"{run.path} has no {name}, which has too many numbers for the log")
                 values, order = np.asarray(line["info"][name]), np.argsort(line["cohort"])
                 found[-1][line["round"]] = values[np.ix_(*[order] * values.ndim)]
         return found
 
     @property
     def setting(self) -> str:
-        """Configuration that all runs on a dataset share, as options."""
+        """Options in SETTING that all runs on a dataset share, as text."""
         first = next(iter(self.variants))
         options, relevant = self.config(first)["options"], relevant_options(self.jobs[first][0].spec)
         return assignments({name: options[name] for name in SETTING if name in relevant and name not in self.varied})
 
     @property
     def deviations(self) -> str:
-        """Options that are not as in the paper's figure; "" if none is."""
+        """Options that differ from the paper's figure; "" without any."""
         key, own = next(iter(self.variants.items()))
         found = differences(self._spec(self.usual, own), self.config(key))
         others = {} if self.dataset in self.figure.datasets else {"dataset": self.dataset}
-        # How often a run is evaluated changes nothing.
+        # The frequency of evaluations changes nothing.
         return assignments(others | {name: had for name, (had, _) in found.items() if name != "eval_every"})
 
 
@@ -263,7 +263,7 @@ def _caption(every: Sequence[Runs]) -> str:
 
 
 def _measures(runs: Runs, measure_of: Callable[[Key], Measure]) -> str:
-    """Words for the definitions of the accuracies, of which only the protocol differs between methods."""
+    """Words for the definitions of the accuracies, in which only the protocol differs between methods."""
     found: dict[Measure, dict[str, None]] = {}
     for key in runs.variants:
         found.setdefault(measure_of(key), {})[key[-1]] = None

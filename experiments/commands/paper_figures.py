@@ -31,19 +31,19 @@ from pfl_jax.primitives.tree import gather, merge
 # Curves over rounds.
 
 
-def _of_methods(runs: Runs) -> dict[Key, Values]:
-    """A run of every method, as the paper has it."""
+def _method_runs(runs: Runs) -> dict[Key, Values]:
+    """Runs of all methods, as in the paper."""
     own = functools.partial(settings.method_options, runs.figure.paper, procedure=runs.procedure)
     return {(method,): own(method) for method in runs.methods}
 
 
 def _method_curves(runs: Runs) -> list[Panel]:
-    """A line for each method, the paper's own over the others."""
+    """A line for each method, the paper's own method on top."""
     return [runs.curves(runs.data, {(method,): method for method in runs.methods}, (runs.figure.methods[-1],))]
 
 
 def _curves(title: str, kind: str, main: str, lines: Mapping[str, tuple[str, Values]]) -> Part:
-    """A line for each of some runs of FedAS, which has a label and options; "" is the title of the data."""
+    """Lines for runs of FedAS: `lines` maps the name of a run to its label and options. The title "" is the data's."""
     labels = {(kind, name): label for name, (label, _) in lines.items()}
     return Part(
         lambda runs: {(kind, name): {"method": "fedas", **options} for name, (_, options) in lines.items()},
@@ -91,7 +91,7 @@ def _steps(name: str, label: str, steps: Sequence[int]) -> Part:
 
 
 OVER_S = _steps("s", "examples spread over all classes, s in %", (0, 20, 40, 60, 80))
-"""Section 6.2 of FedPAC names the ends of s."""
+"""Section 6.2 of FedPAC names only the smallest and the largest s."""
 OVER_SIZE = _steps("train_size", "training examples of a client", (150, 300, 600, 1200))
 
 USUAL = {"batch_size": 16, "epochs": 5}
@@ -99,12 +99,12 @@ USUAL = {"batch_size": 16, "epochs": 5}
 
 
 def equal_steps(rounds: int, factor: float) -> int:
-    """Number of rounds with as many gradient steps as `rounds` with a `factor`-th of the steps in each."""
+    """Number of rounds with as many gradient steps in all as `rounds`, if each round has `factor` times the steps."""
     return max(1, round(rounds / factor))
 
 
 def _at_equal_steps(title: str, label: str, name: str, steps: Sequence[int]) -> Part:
-    """FedAS over the values of an option, about their mean, at equal numbers of gradient steps."""
+    """FedAS's accuracy minus its mean over the values of an option, at equal numbers of gradient steps."""
 
     def variants(runs: Runs) -> dict[Key, Values]:
         found: dict[Key, Values] = {}
@@ -130,7 +130,7 @@ def _at_equal_steps(title: str, label: str, name: str, steps: Sequence[int]) -> 
 
 
 def heat_rounds(evaluated: Collection[int]) -> list[int]:
-    """Rounds whose head weights are shown: 1, 20 and 50 of 50, and in these proportions of others."""
+    """Rounds whose head weights are shown: 1, 20 and 50 of 50 rounds, and in proportion for other numbers."""
     middle = 0.4 * max(evaluated)
     return sorted({min(evaluated), min(evaluated, key=lambda number: abs(number - middle)), max(evaluated)})
 
@@ -163,8 +163,8 @@ SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
 
 
 def replace_first(params: PyTree, fresh: PyTree, scores: PyTree, share: jax.Array | float) -> PyTree:
-    """Replace the round(share P) of P entries of params with the highest scores by entries of `fresh`, all of one
-    structure."""
+    """Replace the round(share P) of P entries of `params` with the highest scores by the entries of `fresh`; all three
+    trees have one structure."""
     values, rebuild = ravel_pytree(params)
     order = jnp.argsort(-ravel_pytree(scores)[0], stable=True)
     rank = jnp.zeros_like(order).at[order].set(jnp.arange(order.size))
@@ -174,15 +174,15 @@ def replace_first(params: PyTree, fresh: PyTree, scores: PyTree, share: jax.Arra
 def accuracies_after_replacement(
     key: PRNGKey, model: Model, params: Params, data: FederatedData, clients: np.ndarray, shares: Sequence[float]
 ) -> dict[str, np.ndarray]:
-    """Test accuracies [S, C] of clients' models (leaves [N, ...]) after shares of their parameters are reset.
+    """Test accuracies [S, C] of clients' models (leaves [N, ...]) after shares of their parameters are reset (Fig. 3a).
 
-    Those with the highest Fisher information on the client's training examples ("highest"), or as many at random
-    ("at_random"). The untrained values are a fresh draw of the model's initialization, the same for both (Fig. 3a).
+    Reset are the parameters with the highest Fisher information on the client's training examples ("highest"), or as
+    many at random ("at_random"). Both get the same untrained values, drawn from the model's initialization.
     """
     loss = deployed_loss(model)
 
     @jax.jit
-    def one(data, client, params):
+    def accuracies(data, client, params):
         fresh_key, random_key = jax.random.split(jax.random.fold_in(key, client))
         fresh = model.init(fresh_key)
         flat, rebuild = ravel_pytree(params)
@@ -196,8 +196,8 @@ def accuracies_after_replacement(
         points = jnp.asarray(shares, jnp.float32)
         return {name: jax.lax.map(functools.partial(accuracy, by=by), points) for name, by in scores.items()}
 
-    # One client after another: the memory of one suffices.
-    rows = [one(data, jnp.int32(client), gather(params, client)) for client in clients]
+    # One client after another, to need the memory of only one.
+    rows = [accuracies(data, jnp.int32(client), gather(params, client)) for client in clients]
     return jax.tree.map(lambda *columns: np.stack(columns, axis=1), *rows)
 
 
@@ -253,12 +253,12 @@ STRAGGLERS = Part(lambda _: {("stragglers",): {"method": "fedas", **SLOW}}, _str
 # All figures.
 
 COMPARED = ("local", "fedavg", "fedavg_ft", "fedrep", "fedbabu", "ditto", "fedpac")
-_UNSAID = "The paper's text does not name"
-_NO_S, _NO_SIZES = f"{_UNSAID} the methods compared nor all values of s.", f"{_UNSAID} the sizes."
-_NO_SETTING = "The text gives this figure no setting: Figure 5's is taken."
+_UNNAMED = "The paper's text does not name"
+_NO_S, _NO_SIZES = f"{_UNNAMED} the methods compared nor all values of s.", f"{_UNNAMED} the sizes."
+_NO_SETTING = "The text states no setting for this figure, so Figure 5's is used."
 SETTING: dict[str, Any] = {"partition": "dirichlet", "beta": 0.1, "participation": 0.6, "eval_every": 2}
 """Setting of FedAS's Figure 5; the text states none for the other figures."""
-_of_fedas = functools.partial(Figure, "fedas", values=SETTING, procedures=("release", "print"))
+_fedas_figure = functools.partial(Figure, "fedas", values=SETTING, procedures=("release", "print"))
 _heat = functools.partial(
     *(Figure, "fedpac"),
     subject="weights of the classifier combination",
@@ -266,15 +266,15 @@ _heat = functools.partial(
     values={"rounds": 50, "eval_every": 1},
     note="Clients are ordered by group (lines divide the groups). The paper's text does not name the values of s. By "
     "default the weights are those of Eq. 46, from class means and variances, as in the released code and the tables; "
-    "C.1 says by A.2 and A.3 (Eq. 33 to 39), with the features' covariance: --covariance empirical.",
+    "C.1 refers to A.2 and A.3 (Eq. 33 to 39), with the features' covariance: --covariance empirical.",
     columns=3,
     # Row i is client i, whose group is i mod G.
     fixed=("participation", "held_out_clients", "partition"),
     measured=(),
 )
-_of_replication = functools.partial(Figure, "fedpac_replication", measured=Measure._fields)
-_heterogeneity = functools.partial(_of_replication, subject="effect of data heterogeneity", parts=(OVER_S,), note=_NO_S)
-_size = functools.partial(_of_replication, subject="effect of local data size", parts=(OVER_SIZE,), note=_NO_SIZES)
+_replication = functools.partial(Figure, "fedpac_replication", measured=Measure._fields)
+_heterogeneity = functools.partial(_replication, subject="effect of data heterogeneity", parts=(OVER_S,), note=_NO_S)
+_size = functools.partial(_replication, subject="effect of local data size", parts=(OVER_SIZE,), note=_NO_SIZES)
 
 _FIGURES = (
     Figure(
@@ -286,7 +286,7 @@ _FIGURES = (
     _heat(2, datasets=("emnist",)),
     _heat(3),
     Figure(
-        *("fedpac", 4, "accuracy over rounds", (Part(_of_methods, _method_curves),)),
+        *("fedpac", 4, "accuracy over rounds", (Part(_method_runs, _method_curves),)),
         datasets=("emnist", "fashion_mnist", "cifar10"),
         methods=("fedfomo", *COMPARED),
         note="The paper's text (C.2) names FedFomo, FedAvg-FT and Ditto, not the other methods.",
@@ -294,16 +294,16 @@ _FIGURES = (
     ),
     Figure(
         *("fedpac", 5, "effect of the number E of local epochs", (_curves("", "epochs", "5", EPOCHS),)),
-        note=f"{_UNSAID} the values of E.",
+        note=f"{_UNNAMED} the values of E.",
     ),
-    _of_fedas(
+    _fedas_figure(
         *(3, "Fisher information as a measure of what parameters hold", (FISHER,)),
         note=f"(a) {_NO_SETTING} Models are the clients' own after their last training; the paper replaces 5 %.",
         values=SETTING | {"eval_every": 1, "keep_state": "always"},
         fixed=("keep_state",),
         measured=("average",),
     ),
-    _of_fedas(
+    _fedas_figure(
         *(4, "aggregation weights with half the clients stragglers, and other ways to align"),
         (STRAGGLERS, _curves("(b) ways to align", "align", "fedas", ALIGNMENTS)),
         note=f"{_NO_SETTING} (a) participation 0.4, a straggler is drawn a tenth as often as an online client. "
@@ -311,15 +311,15 @@ _FIGURES = (
         # The released code aligns in turn, with a client's own features, before training.
         procedures=("print",),
     ),
-    _of_fedas(
-        *(5, "accuracy over rounds", (Part(_of_methods, _method_curves),)),
+    _fedas_figure(
+        *(5, "accuracy over rounds", (Part(_method_runs, _method_curves),)),
         datasets=("cifar10", "cifar100"),
         methods=(
             *("fedavg_ft", "fedprox_ft", "fedper", "ditto", "lg_fedavg", "fedbabu", "fedproto_g", "fedala", "fedpac"),
             "fedas",
         ),
     ),
-    _of_fedas(
+    _fedas_figure(
         *(6, "other normalizations of the weights, and another split of the parameters"),
         (
             _curves("(a) normalization of the Fisher traces", "normalization", "proportional", NORMALIZATIONS),
@@ -327,13 +327,13 @@ _FIGURES = (
         ),
         note=_NO_SETTING,
     ),
-    _of_fedas(
+    _fedas_figure(
         *(7, "batch size and local epochs at equal numbers of gradient steps"),
         (
             _at_equal_steps("(a) batch size BS", "batch size", "batch_size", (8, 16, 32, 64)),
             _at_equal_steps("(b) local epochs E", "local epochs", "epochs", (1, 2, 5, 10)),
         ),
-        note=f"{_NO_SETTING} Rounds are such that all runs take equally many steps.",
+        note=f"{_NO_SETTING} The numbers of rounds give all runs equally many steps.",
         measured=Measure._fields,
     ),
     _heterogeneity(1, methods=COMPARED),

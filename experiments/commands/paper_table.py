@@ -1,6 +1,6 @@
 """Comparison of a paper's table with our results: for the terminal, and as Markdown, CSV and JSON.
 
-Results on embedded data are never compared with the paper's, and deviations from the paper are noted below.
+Results on embedded data are never compared with the paper's. Notes below the table name deviations from the paper.
 """
 
 import functools
@@ -32,20 +32,20 @@ MARKDOWN, LATEX, CSV, JSON = "table.md", "table.tex", "table.csv", "table.json"
 
 
 def folder_of(row: Published) -> Path:
-    """Folder of a place of a table, relative to the table's folder; it has a folder for each seed."""
+    """Folder of a cell, relative to the table's folder; it has a subfolder for each seed."""
     where = slug(f"{row.dataset} {row.clients} clients {row.setting}")
     return Path(where, slug(row.method.replace(" -", " no-")))
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Our finished runs, one for each seed, and the published accuracy at a place of a table.
+    """Cell of a table: our finished runs, one for each seed, and the published accuracy.
 
     Attributes:
       row: the published accuracy.
-      runs: the runs.
+      runs: our finished runs.
       measure: definition of our accuracies.
-      beside_stand_in: whether the column has results on a stand-in, beside which no figure of the paper is shown.
+      beside_stand_in: whether the column has results on a stand-in; the paper's figures are then not shown.
     """
 
     row: Published
@@ -55,7 +55,7 @@ class Entry:
 
     @property
     def column(self) -> tuple[str, int, str]:
-        """Dataset, number of clients and setting of the place."""
+        """Dataset, number of clients and setting of the cell."""
         return self.row.dataset, self.row.clients, self.row.setting
 
     @functools.cached_property
@@ -82,11 +82,11 @@ class Entry:
     def deviations(self) -> dict[str, tuple[Any, Any]]:
         """Option -> its value here and in the paper's setting, where they differ."""
         measure = self.row.measure
-        # How often matters where the best round counts, unless training itself scores every round; FedPAC does not say.
+        # `eval_every` affects only the best round, unless training itself scores every round; FedPAC does not state it.
         is_silent = measure.score != "best" or measure.protocol == "trained"
         silent = {"seed", "eval_every"} if is_silent else {"seed"}
         found = [differences(self.row.spec(), run.config) for run in self.runs]
-        return {name: pair for one in found for name, pair in one.items() if name not in silent}
+        return {name: pair for run in found for name, pair in run.items() if name not in silent}
 
     @property
     def deviation_words(self) -> list[str]:
@@ -95,15 +95,15 @@ class Entry:
 
     @property
     def error(self) -> float | None:
-        """Half of the 95 % interval of our mean in points, over seeds, or with one seed over its clients, see
-        `pfl_jax.compare.margin`; the paper's own is unknown. None without means over clients in the last round."""
+        """Half of the 95 % interval of our mean in points, over seeds or, with one seed, over its clients, see
+        `pfl_jax.compare.margin`. None unless the measure is the mean over clients in the last round."""
         if self.measure[1:] != ("last", "clients") or not self.runs:
             return None
         return error_of([run.final[self.measure.protocol] for run in self.runs])
 
     @property
     def over(self) -> str:
-        """Over how many clients the accuracies are, see `coverage_text`; the best round has as many as the last one."""
+        """Number of clients behind the accuracies, see `coverage_text`; the same in the best round as in the last."""
         if not self.runs:
             return ""
         return coverage_text((run.final[self.measure.protocol] for run in self.runs), self.runs[0].everyone)
@@ -119,12 +119,12 @@ class Entry:
 
     @property
     def difference_text(self) -> str:
-        """Difference with half of the 95 % interval of ours where there is one."""
+        """Difference with `error`, if there is one."""
         text = number(self.difference, "+.2f")
         return text if self.difference is None or self.error is None else f"{text} ± {self.error:.2f}"
 
     def text(self, seeds: int) -> str:
-        """Our accuracy / the paper's / the difference; with the seeds that are finished, if these are fewer."""
+        """Our accuracy / the paper's / the difference; it names the finished seeds if some seeds are missing."""
         ours = self.accuracies.text() or NOTHING
         if 0 < len(self.runs) < seeds:
             ours += f" (seed {', '.join(map(str, self.accuracies.per_seed))} alone)"
@@ -147,7 +147,7 @@ class Entry:
 
 
 def error_of(summaries: Sequence[dict[str, Any]]) -> float | None:
-    """Half of the 95 % interval of the mean of some runs' summaries over clients, see `Entry.error`."""
+    """Half of the 95 % interval of the mean of some runs, from their summaries over clients, see `Entry.error`."""
     columns: list[list[Any]] = [[one.get(name) for one in summaries] for name in ("mean", "std", "clients")]
     means, stds, clients = columns
     if any(value is None for value in (*means, *stds, *clients)):
@@ -166,7 +166,7 @@ class Comparison(NamedTuple):
 
     @property
     def measures(self) -> dict[Measure, list[str]]:
-        """Each definition of an accuracy, the most frequent one first, and the methods that it belongs to."""
+        """Definition of an accuracy -> the methods it applies to; the most frequent definition comes first."""
         found: dict[Measure, list[str]] = {}
         for entry in self.entries:
             found.setdefault(entry.measure, []).append(entry.row.method)
@@ -193,7 +193,7 @@ class Comparison(NamedTuple):
 def compare(paper: str, number: int, entries: Sequence[Entry], seeds: int) -> Comparison:
     """Combine entries into a table.
 
-    A column with a result on a stand-in shows no figure of the paper, also in places without a result of ours.
+    A column with a result on a stand-in shows none of the paper's figures, not even in cells without a result of ours.
 
     Raises:
       InvalidInput: only some results of a column are on the dataset itself.
@@ -213,11 +213,11 @@ def compare(paper: str, number: int, entries: Sequence[Entry], seeds: int) -> Co
 def notes(comparison: Comparison) -> list[str]:
     """Notes needed to read the table, a line each."""
     entries = comparison.entries
-    there = [entry for entry in entries if entry.runs]
+    with_runs = [entry for entry in entries if entry.runs]
     over = f"seeds 0 to {comparison.seeds - 1}, ± their standard deviation" if comparison.seeds > 1 else "seed 0 alone"
     of = {"clients": "mean over clients", "examples": "mean over the test examples of all clients"}
     average = entries[0].measure.average
-    lines = [f"Each place: our {of[average]}, {over} / the paper's figure / the difference."]
+    lines = [f"Each cell: our {of[average]}, {over} / the paper's figure / the difference."]
     if any(entry.error is not None for entry in entries):
         lines.append("± of the difference: the 95 % interval of our mean, over seeds; with one seed, over its clients.")
     if procedure := entries[0].row.procedure:
@@ -229,20 +229,20 @@ def notes(comparison: Comparison) -> list[str]:
         of_measure = dict.fromkeys(entry.row.method for entry in entries if entry.row.measure == measure)
         limits = f" of {', '.join(of_measure)}" if len(of_measure) < len(comparison.methods) else ""
         lines.append(f"The paper's figures{limits} are taken to be {measure.in_words()}.")
-    lines += _deviation_notes(there)
-    for description in dict.fromkeys(entry.description for entry in there if entry.beside_stand_in):
+    lines += _deviation_notes(with_runs)
+    for description in dict.fromkeys(entry.description for entry in with_runs if entry.beside_stand_in):
         lines.append(f"{description} only stands in for the dataset: the paper's figures do not belong beside it.")
-    real = [entry for entry in there if not entry.beside_stand_in]
+    real = [entry for entry in with_runs if not entry.beside_stand_in]
     for data in dict.fromkeys(entry.data for entry in real if entry.data != entry.row.dataset):
         lines.append(f"{data}: not the pixels of the paper, which may be a part of the differences.")
     finished, wanted = sum(len(entry.runs) for entry in entries), len(entries) * comparison.seeds
     if finished < wanted:
-        lines.append(f"{finished} of {wanted} runs are finished; {NOTHING} marks what is not there.")
+        lines.append(f"{finished} of {wanted} runs are finished; {NOTHING} marks missing results.")
     return lines + list(settings.PAPERS[comparison.paper].tables[comparison.number][1:])
 
 
 def _deviation_notes(entries: Sequence[Entry]) -> list[str]:
-    """Notes on deviations from the paper: a line for those everywhere, and lines for those in some places."""
+    """Notes on deviations from the paper, a line for each set of datasets and methods with the same deviations."""
     found: dict[str, dict[str, None]] = {}
     for words in dict.fromkeys(words for entry in entries for words in entry.deviation_words):
         where, limits = [entry for entry in entries if words in entry.deviation_words], ""
@@ -262,7 +262,7 @@ def table(comparison: Comparison) -> Table:
     ]
     heads = ["method"]
     for column in columns:
-        # The substitute of the dataset if there is one; the source of the dataset is in the title.
+        # Name a substitute of the dataset; the title has the source of the data.
         data = dict.fromkeys(one.data for one in comparison.entries if one.column == column and one.data)
         dataset, clients, setting = column
         heads.append(f"{'; '.join(data) or dataset}, {clients} clients, {setting}")
@@ -287,7 +287,7 @@ def save(comparison: Comparison, folder: Path) -> None:
     Table("", list(records[0]), [list(record.values()) for record in records]).save(folder / CSV)
     places = [
         record
-        | {"accuracies": {str(run): rounded(of) for run, of in entry.accuracies.per_seed.items() if of is not None}}
+        | {"accuracies": {str(run): rounded(one) for run, one in entry.accuracies.per_seed.items() if one is not None}}
         | {"deviations": {name: {"here": had, "paper": paper} for name, (had, paper) in entry.deviations.items()}}
         | {"arguments": option_words(entry.row.options)}
         for record, entry in zip(records, comparison.entries, strict=True)

@@ -13,7 +13,7 @@ import pandas as pd
 from experiments.folder.load import StoredRun, coverage_text
 from experiments.folder.stored_runs import Group, headline
 from experiments.show import curves as by_round
-from experiments.show.curves import explained_band, shown
+from experiments.show.curves import explained_band, shown_groups
 from experiments.show.draw import MARKERS, ROUND, bars, grays, lines, matrix, over_runs, rows_of, scatter
 from experiments.show.pictures import Panel, Picture, chart
 from experiments.spec.option_notes import label
@@ -21,15 +21,15 @@ from pfl_jax.errors import InvalidInput
 
 MOST_PARTITIONS = 4
 MOST_CLIENTS = 500
-"""Columns of a partition's picture."""
+"""Maximum number of clients in a partition's picture."""
 MOST_SEEDS = 3
-"""Runs of a setting whose Info is drawn."""
+"""Maximum number of a setting's runs whose Info is drawn."""
 MOST_ROUNDS = 4
-"""Rounds of a run in which a matrix is drawn."""
+"""Maximum number of a run's rounds in which a matrix is drawn."""
 MOST_EXAMPLES = 60
-"""Test examples of a client whose features are drawn, the first ones."""
+"""Maximum number of a client's test examples whose features are drawn."""
 NOISE = 1e-9
-"""Size of numbers up to which an entry of Info is rounding, such as the gap of a solved program."""
+"""Size up to which numbers of Info count as rounding errors, such as the gap of a solved program."""
 PROTOCOL_TITLES: dict[str, str] = {
     "received": "After aggregation (received)",
     "trained": "After own training (trained)",
@@ -44,15 +44,15 @@ INFO = {
 }
 """Name in Info -> title; other entries have their name as title. Captions are from the method's docstring."""
 _BYTES = "MB up and down, all clients together"
-"""Axis of curves besides rounds."""
+"""Label of the axis of bytes, over which curves are drawn too."""
 
 Entries: TypeAlias = dict[int, "pd.Series | pd.DataFrame"]
-"""Round -> an entry of Info, by the numbers of clients, or of entries, along its axes."""
+"""Round -> an entry of Info, whose axes are numbered by clients or by entries."""
 
 
 def curves(groups: Sequence[Group]) -> list[Picture]:
-    """Mean accuracy of each group: against rounds, and against bytes where runs have them, for each protocol."""
-    everyone, charts, by_bytes, some = groups[0].first.everyone, [], [], shown(groups)
+    """Mean accuracy of each group for each protocol, over rounds and, if the runs count bytes, over bytes."""
+    everyone, charts, by_bytes, some = groups[0].first.everyone, [], [], shown_groups(groups)
     main, band = some[0].label if len(some) == 1 else "", explained_band(some)
     for panel in by_round.curves(groups):
         protocol = panel.title
@@ -67,7 +67,7 @@ def curves(groups: Sequence[Group]) -> list[Picture]:
 
 
 def _over_bytes(groups: Sequence[Group], frame: pd.DataFrame) -> pd.DataFrame:
-    """Curves over the mean number of bytes sent in place of the rounds; without the settings that lack it."""
+    """Curves over the mean number of bytes sent instead of rounds; settings without this number are left out."""
     means = {}
     for group in groups:
         for number in group.rounds:
@@ -82,7 +82,7 @@ def clients(groups: Sequence[Group]) -> list[Picture]:
     """Accuracies of the clients after the last round, sorted: mean and range over runs, at 101 quantiles."""
     protocol, axis, shares = headline(groups), groups[0].first.axis, np.linspace(0, 100, 101)
     labels = {"x_label": "share of the clients in %", "y_label": axis}
-    found = {group.label: group.per_client(group.results, protocol) for group in shown(groups)}
+    found = {group.label: group.per_client(group.results, protocol) for group in shown_groups(groups)}
     rows = [
         rows_of(name, shares.tolist(), [np.percentile(row, shares) for row in runs], **labels)
         for name, runs in found.items()
@@ -97,7 +97,7 @@ def clients(groups: Sequence[Group]) -> list[Picture]:
 
 
 def partitions(groups: Sequence[Group]) -> list[Picture]:
-    """Classes by clients, each partition once, and no more than a few."""
+    """Classes by clients: each partition once, at most MOST_PARTITIONS."""
     runs = [run for group in groups for run in group.runs if run.config.get("class_table")]
     different = {json.dumps(run.config["class_table"]): run for run in reversed(runs)}
     some = [run for run in runs if run in different.values()]
@@ -120,12 +120,12 @@ def _partition(run: StoredRun) -> Picture:
 
 
 def classes_by_clients(table: Any, title: str, names: Sequence[str] = ()) -> Picture:
-    """Numbers of training examples by client and class [N, K], the clients from left to right.
+    """Picture of the numbers of training examples by client and class, with clients from left to right.
 
     Args:
-      table: the numbers.
-      title: of the picture.
-      names: of the classes; without them their numbers.
+      table: numbers of examples [N, K].
+      title: title of the picture.
+      names: names of the classes; by default their numbers.
     """
     table = np.asarray(table, np.int64)
     sizes, some = table.sum(1), table[:MOST_CLIENTS]
@@ -144,15 +144,15 @@ def classes_by_clients(table: Any, title: str, names: Sequence[str] = ()) -> Pic
 def information(groups: Sequence[Group]) -> list[Picture]:
     """Vectors and matrices of Info, such as head weights, over the rounds of each group's runs.
 
-    A vector is a map of clients by rounds, one for each seed; of a matrix there is a map for each seed in a few of the
-    rounds.
+    A vector becomes one map of clients by rounds for each seed; a matrix becomes several maps for each seed, one for
+    each of a few rounds.
     """
     charts = []
     for group in groups:
         runs = [run for run in group.counted if any(line.get("info") for line in run.lines)][:MOST_SEEDS]
         for name in _names(runs):
             maps = {title: frame for run in runs for title, frame in _maps(run, name).items()}
-            # What a solver leaves of zero says nothing.
+            # Skip zeros with the rounding errors of a solver.
             if any(np.nanmax(np.abs(frame.to_numpy())) > NOISE for frame in maps.values()):
                 draw = functools.partial(matrix, unit=name, limits=grays([*maps.values()]))
                 panels = [_map(title, draw, frame) for title, frame in maps.items()]
@@ -198,15 +198,15 @@ def _teachers(title: str, run: StoredRun, number: int) -> list[Picture]:
     """A client's row of each matrix of clients by clients, from the last round in which it took part."""
     charts = []
     for name in _names([run]):
-        there = {
-            at: one
-            for at, one in _entries(run, name).items()
-            if [axis.name for axis in one.axes] == ["client", "client"] and number in one.index
+        matrices = {
+            at: entry
+            for at, entry in _entries(run, name).items()
+            if [axis.name for axis in entry.axes] == ["client", "client"] and number in entry.index
         }
-        if there:
-            at = max(there)
+        if matrices:
+            at = max(matrices)
             heading = f"{INFO.get(name, name)} of this client: {title}, round {at}"
-            charts.append(_bars(heading, there[at].loc[number], name, run.config.get("info", {}).get(name, "")))
+            charts.append(_bars(heading, matrices[at].loc[number], name, run.config.get("info", {}).get(name, "")))
     return charts
 
 
@@ -217,7 +217,7 @@ def _names(runs: Sequence[StoredRun]) -> list[str]:
 
 
 def _entries(run: StoredRun, name: str) -> Entries:
-    """An entry of Info in all evaluations that have it as a vector or matrix of finite numbers, all of one kind."""
+    """Entry of Info in evaluations where it is finite, and a vector or matrix as in the last one."""
     found: Entries = {}
     for line in run.lines:
         try:
@@ -227,16 +227,16 @@ def _entries(run: StoredRun, name: str) -> Entries:
         if values.ndim not in (1, 2) or not values.size or not np.isfinite(values).all():
             continue
         axes: Any = _axes(run.config.get("info", {}).get(name, ""), values.shape, line.get("cohort") or [])
-        # The cohorts of older runs stand in another order.
-        one = pd.Series(values, *axes) if values.ndim == 1 else pd.DataFrame(values, *axes).sort_index(axis=1)
-        found[line["round"]] = one.sort_index()
-    return {number: one for number, one in found.items() if one.ndim == found[max(found)].ndim}
+        # The cohorts of older runs are not sorted.
+        entry = pd.Series(values, *axes) if values.ndim == 1 else pd.DataFrame(values, *axes).sort_index(axis=1)
+        found[line["round"]] = entry.sort_index()
+    return {number: entry for number, entry in found.items() if entry.ndim == found[max(found)].ndim}
 
 
 def _axes(text: str, shape: tuple[int, ...], cohort: Sequence[int]) -> list[pd.Index]:
-    """Clients along each axis, or numbers of entries where it has something else, as a text such as "[M, K], ..." says.
+    """Index of each axis, clients or numbers of entries, from a text such as "[M, K], ..." that begins with the shape.
 
-    Without a shape in the text, axes as long as the cohort have its clients.
+    Without a shape in the text, axes as long as the cohort are its clients.
     """
     named = re.match(r"\[(.*?)\]", text)
     letters = named[1].split(", ") if named else []
@@ -252,7 +252,8 @@ def _axes(text: str, shape: tuple[int, ...], cohort: Sequence[int]) -> list[pd.I
 
 
 def _maps(run: StoredRun, name: str) -> dict[str, pd.DataFrame]:
-    """Title -> map of a run: of a vector the clients by rounds, NaN where one was absent, of a matrix some rounds."""
+    """Title -> map of a run: for a vector, clients by rounds (NaN if absent); for a matrix, one map for each of some
+    rounds."""
     entries, title = _entries(run, name), f"seed {run.seed}"
     if not entries:
         return {}
@@ -263,8 +264,7 @@ def _maps(run: StoredRun, name: str) -> dict[str, pd.DataFrame]:
 
 
 def features(groups: Sequence[Group]) -> list[Picture]:
-    """Features of the clients' models in the first run of each group; one without a drawing says why others have
-    none."""
+    """Features of the clients' models in the first run of each group, and the reasons why groups have none."""
     charts, remarks = [], []
     for group in groups:
         run = next((run for run in group.counted if run.summary is not None), None)
@@ -282,7 +282,7 @@ def features(groups: Sequence[Group]) -> list[Picture]:
 
 def _features(stored: StoredRun) -> pd.DataFrame:
     """Frame for `draw.scatter`: features of some test examples of a few clients in two principal components."""
-    # Imported now: most reports load no model.
+    # Imported only here: most reports load no model.
     from sklearn.decomposition import PCA
 
     from experiments.run.loaded_run import load_run

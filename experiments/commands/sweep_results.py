@@ -30,12 +30,12 @@ def save(settings: Mapping[str, Sequence[Job]], folder: Path, console: Console) 
     """Print the table of a finished sweep, and save it with its picture: sweep.json, sweep.md, sweep.tex, sweep.csv,
     sweep.png, sweep.svg.
 
-    `settings` are the runs of each setting by its name, one for each seed. Returns the same runs, read.
+    `settings` maps the name of a setting to its runs, one for each seed. Returns these runs, loaded.
     """
     protocol = next(iter(settings.values()))[0].spec.eval_protocol
     groups = [Group(name, tuple(read(job.folder, protocol) for job in jobs)) for name, jobs in settings.items()]
     if len(axes := list(dict.fromkeys(group.first.axis for group in groups))) > 1:
-        raise InvalidInput(f"no table is made of settings with different scores: {'; '.join(axes)}; all runs are there")
+        raise InvalidInput(f"settings with different scores have no common table: {'; '.join(axes)}; all runs are kept")
     first, on, data = groups[0].first, chosen_on(groups), list(dict.fromkeys(group.first.data for group in groups))
     score, axis = first.task["scores"][0], first.axis.replace("%", "percent")
     best = max(groups, key=lambda group: goodness(group, protocol, on))
@@ -92,7 +92,7 @@ def save(settings: Mapping[str, Sequence[Job]], folder: Path, console: Console) 
 
 
 def _columns(group: Group, main: Protocol, *, validated: bool) -> dict[str, tuple[Mean, str]]:
-    """Column -> mean of the results, and over how many clients it is; on test examples, but for "validation"."""
+    """Column -> mean of the results, and the number of its clients; all but "validation" are on test examples."""
     found = {VALIDATION: (group.mean(main, on=VALIDATION), group.coverage(main, on=VALIDATION))} if validated else {}
     # Finished runs may have a protocol that was not asked for.
     for protocol in dict.fromkeys((main, *ALWAYS)):

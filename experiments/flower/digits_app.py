@@ -1,7 +1,7 @@
 """Digits of three clients, trained by any method as an app of Flower: docs/deploy.md has the commands.
 
-Every process makes the same federation from the run's seed, and a client reads only its own part of it. In an app of
-your own, `load` reads what the client has.
+Every process makes the same federation from the run's seed, and a client reads only its own part of it. In your own
+app, `load` reads the client's own files.
 """
 
 import json
@@ -19,14 +19,14 @@ from pfl_jax.methods import METHODS
 
 
 def federation(config):
-    """The digits, spread over the clients by a Dirichlet distribution of their classes."""
+    """Digits, spread over the clients by a Dirichlet distribution of their classes."""
     digits = data.load("digits")
     parts = data.partition.dirichlet(digits, num_clients=config["clients"], beta=0.5, min_size=5, seed=config["seed"])
     return data.federate(digits, parts)
 
 
 def deploy(config):
-    """The run that all processes agree on."""
+    """Deployment that all processes agree on."""
     model = pfl_jax.models.mlp((8, 8, 1), 10)
     method = METHODS[config["method"]](model, pfl_jax.LocalTraining(lr=0.1, batch_size=20))
     settings = pfl_jax.Settings(rounds=config["rounds"], participation=config["participation"])
@@ -35,7 +35,7 @@ def deploy(config):
 
 
 def load(config, client):
-    """The client's examples for training and for tests."""
+    """Examples of a client for training and for tests."""
     clients = federation(config)
     return data.client_data(clients, client, "train"), data.client_data(clients, client, "test")
 

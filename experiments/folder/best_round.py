@@ -1,4 +1,4 @@
-"""Evaluations that are the results of a run: the last one, the best one, or the one that --patience kept."""
+"""Evaluation that holds the results of a run: the last one, the best one, or the one that --patience kept."""
 
 import math
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from pfl_jax.primitives.metrics import transfer
 
 PHASE, PHASES, UNTRAINED = "phase", "phases", "phases_untrained"
 """Entries of an evaluation: number of the phase, from 0; means of `received` on the test examples of each phase; and
-the same before the first round."""
+these means before the first round."""
 
 
 def best(
     lines: Sequence[Line], protocol: Protocol, average: Average = "clients", *, higher_is_better: bool = True
 ) -> Line:
-    """First evaluation with the best mean score over clients or examples, on validation examples if there are.
+    """First evaluation with the best mean score over clients or examples, on validation examples if there are any.
 
-    See `evaluations` for which ones count.
+    Only the lines from `evaluations` count.
     """
 
     def goodness(line: Line) -> float:
@@ -32,7 +32,7 @@ def best(
 def final(lines: Sequence[Line], protocol: Protocol, patience: int | None, *, higher_is_better: bool) -> Line:
     """Evaluation whose scores are the results of a run: with --patience the best one, see `best`, otherwise the last.
 
-    A run that has diverged has no score in the end, and none before.
+    For a diverged run it is the last one, which has no score.
     """
     last = lines[-1]
     if patience is None or last.get(VALIDATION, {}).get(protocol, {}).get("mean") is None:
@@ -43,8 +43,8 @@ def final(lines: Sequence[Line], protocol: Protocol, patience: int | None, *, hi
 def evaluations(lines: Sequence[Line], protocol: Protocol) -> list[Line]:
     """Evaluations that are compared for the best round.
 
-    By `trained` they are those of all rounds, unless there are validation examples. Those of fewer clients than the
-    last one are left out: until all have been trained, an accuracy belongs to other clients.
+    By `trained`, all rounds have one, unless there are validation examples. Evaluations of fewer clients than the last
+    one are left out, because their means are over other clients.
     """
     found = list(lines)
     if protocol == "trained" and VALIDATION not in lines[-1]:
@@ -58,8 +58,8 @@ def evaluations(lines: Sequence[Line], protocol: Protocol) -> list[Line]:
 
 
 def phase_summary(lines: Sequence[Line], *, higher_is_better: bool) -> dict[str, float]:
-    """Average, forgetting and forward transfer over the phases by name, see `pfl_jax.primitives.metrics.transfer`; none
-    of a run whose data do not change."""
+    """Average, forgetting and forward transfer over the phases by name, see `pfl_jax.primitives.metrics.transfer`;
+    empty if the data do not change."""
     ends = {line[PHASE]: line[PHASES] for line in lines if PHASE in line}
     if not ends:
         return {}

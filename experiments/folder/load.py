@@ -1,4 +1,4 @@
-"""Reading of a run's files, and whether a folder already holds a run."""
+"""Reading of a run's files, and inspection of a folder that may hold a run."""
 
 import dataclasses
 import functools
@@ -30,16 +30,16 @@ from pfl_jax.frames import read_json, read_metrics, task_of
 
 
 def read_summary(folder: str | Path) -> dict[str, Any]:
-    """Summary of a finished run; InvalidInput if it cannot be read, or a file of the run is not as it was written."""
+    """Summary of a finished run; InvalidInput if it cannot be read, or a file of the run has been changed."""
     folder = Path(folder)
     summary = read_json(folder / SUMMARY)
     digests = summary.get(DIGESTS, {})
-    # A summary that was written by hand has none, and nothing is checked.
+    # A summary that was written by hand has no digests, and nothing is checked.
     for name in (SUMMARY, CONFIG, METRICS) if digests else ():
         found = digest_of_content(summary) if name == SUMMARY else digest(read_file(folder / name))
         if not isinstance(digests, dict) or found != digests.get(name):
             raise InvalidInput(
-                f"{folder / name} is not as it was written: remove its folder, and the run is made again"
+                f"{folder / name} was changed after it was written: remove its folder, and do the run again"
             )
     return summary
 
@@ -48,15 +48,15 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     return read_json(Path(folder) / CONFIG)
 
 
-def measured(line: dict[str, Any]) -> list[Protocol]:
+def protocols_of(line: dict[str, Any]) -> list[Protocol]:
     """Protocols of an evaluation."""
     return [protocol for protocol in PROTOCOLS if isinstance(line.get(protocol), dict)]
 
 
 def coverage_text(summaries: Iterable[Mapping[str, Any]], everyone: int) -> str:
-    """Over how many of all clients the means of some evaluations are, "5 of 8 clients"; "" where over all."""
-    # Over none there is no mean.
-    counts = [one["clients"] for one in summaries if one.get("clients")]
+    """Number of clients behind the means of some evaluations, "5 of 8 clients"; "" if it is always `everyone`."""
+    # Without any client there is no mean.
+    counts = [summary["clients"] for summary in summaries if summary.get("clients")]
     if all(count == everyone for count in counts):
         return ""
     return f"{' to '.join(map(str, sorted({min(counts), max(counts)})))} of {everyone} clients"
@@ -64,21 +64,21 @@ def coverage_text(summaries: Iterable[Mapping[str, Any]], everyone: int) -> str:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A stored run; its results depend on the setting, and on the seed.
+    """A stored run, whose results depend on the setting and the seed.
 
     Attributes:
       path: its folder.
       config: content of config.json.
       lines: its evaluations in order.
-      summary: content of summary.json; None of a run that is not finished.
-      asked: protocol that is reported first; None for the run's own.
+      summary: content of summary.json; None for an unfinished run.
+      main_protocol: protocol that is reported first; None for the run's --eval-protocol.
     """
 
     path: Path
     config: dict[str, Any]
     lines: list[dict[str, Any]]
     summary: dict[str, Any] | None
-    asked: Protocol | None = None
+    main_protocol: Protocol | None = None
 
     @functools.cached_property
     def spec(self) -> Spec:
@@ -86,7 +86,7 @@ class StoredRun:
 
     @functools.cached_property
     def setting(self) -> dict[str, Any]:
-        """Options on which the results depend, but for the seed."""
+        """Options on which the results depend, except the seed."""
         return {"dataset": self.spec.dataset} | relevant_options(self.spec)
 
     @property
@@ -95,7 +95,7 @@ class StoredRun:
 
     @property
     def data_name(self) -> str:
-        """Name of the data: "cifar10", "cifar10, JPEG copy"; the description of a stand-in or of a user's own."""
+        """Name of the data: "cifar10", "cifar10, JPEG copy"; for a stand-in or a user's own data, their description."""
         if not self.is_real or self.spec.dataset in WITH_FILES:
             return self.data
         return ", ".join(filter(None, (self.spec.dataset, self.config["data"].get("note"))))
@@ -106,7 +106,7 @@ class StoredRun:
 
     @property
     def everyone(self) -> int:
-        """Number of clients that take part: without held-out ones."""
+        """Number of clients that take part, without held-out clients."""
         return len(self.config.get("train_examples", ())) or self.spec.num_clients - self.spec.held_out_clients
 
     @property
@@ -122,7 +122,7 @@ class StoredRun:
 
     @property
     def headline(self) -> Protocol:
-        return self.asked or self.spec.eval_protocol
+        return self.main_protocol or self.spec.eval_protocol
 
     @property
     def seed(self) -> int:
@@ -152,13 +152,13 @@ class StoredRun:
 
     @property
     def seconds(self) -> float:
-        """Run time of a finished run in seconds; of runs that were trained together, each one's share."""
+        """Run time of a finished run in seconds; runs that trained together share their time equally."""
         return (self.summary or {}).get("seconds", 0.0) / self.config.get("runs_together", 1)
 
     def accuracy(self, protocol: Protocol, score: ReportedRound = "last", average: Average = "clients") -> float | None:
         """Mean accuracy in percent, or other primary score, in the last or the best round; None if no client has one.
 
-        Of a run with --patience it is that of the round that it kept.
+        With --patience, it is always the kept round.
         """
         means, line = self.curve(protocol, average), self.final
         if score == "last" or line is not self.lines[-1]:
@@ -176,19 +176,19 @@ class StoredRun:
         """Mean accuracies [R] in percent, as in `accuracy`."""
         name = FIELD[average]
         if not all(name in line.get(protocol, {}) for line in self.lines):
-            what = f"{protocol}, {name}" if protocol in self.lines[-1] else protocol
-            raise InvalidInput(f"{self.path} has no accuracies {what}: remove it, with its folder, and run it again")
+            missing = f"{protocol}, {name}" if protocol in self.lines[-1] else protocol
+            raise InvalidInput(f"{self.path} has no accuracies by {missing}: remove this folder, and do the run again")
         return [line[protocol][name] for line in self.lines]
 
 
-def read(folder: Path, asked: Protocol | None = None) -> StoredRun:
-    """Run in a folder; `asked` is the protocol that is reported first, by default the run's own."""
+def read(folder: Path, main_protocol: Protocol | None = None) -> StoredRun:
+    """Run in a folder; `main_protocol` is reported first, by default the run's --eval-protocol."""
     config = read_config(folder)
-    # Before the lines: a run that is finished meanwhile counts as one that goes on, with the lines that it had then.
+    # Read before the lines: a run that finishes in between counts as unfinished.
     summary = read_summary(folder) if (folder / SUMMARY).exists() else None
-    run = StoredRun(folder, config, read_metrics(folder), summary, asked)
+    run = StoredRun(folder, config, read_metrics(folder), summary, main_protocol)
     try:
-        # Of an edited configuration they say what is missing.
+        # These raise an error if an edited configuration lacks an entry.
         _ = run.setting, run.data, run.is_real
     except (KeyError, TypeError, AttributeError):
         raise InvalidInput(f"{folder / CONFIG} is not the configuration of a run") from None
@@ -201,7 +201,7 @@ State = Literal["absent", "unfinished", "finished", "of other code"]
 
 
 def inspect(spec: Spec, folder: str | Path, compared: ComparedCode = "sources") -> State:
-    """Content of a folder with respect to a run; InvalidInput if it holds another run, or cannot be read."""
+    """State of a run in a folder; InvalidInput if the folder holds another run, or cannot be read."""
     folder = Path(folder)
     is_finished = (folder / SUMMARY).exists()
     if not (folder / CONFIG).exists() and not is_finished:
@@ -222,7 +222,7 @@ def inspect(spec: Spec, folder: str | Path, compared: ComparedCode = "sources") 
 
 
 def continued(spec: Spec) -> Spec:
-    """A run that is absent or unfinished in its folder, `out`: it goes on from its checkpoints, or begins anew."""
+    """Prepare a run that is absent or unfinished in its folder `out`: it resumes from checkpoints, or begins anew."""
     folder = Path(str(spec.out))
     if Checkpoints(folder / FOLDER).rounds():
         return dataclasses.replace(spec, resume=str(folder))

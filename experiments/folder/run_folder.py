@@ -32,7 +32,7 @@ KEPT = "kept"
 """Subfolder with the checkpoint of the round that --patience keeps."""
 
 ROOT = Path("runs")
-"""Place of runs without --out."""
+"""Folder of runs without --out."""
 
 TENSORBOARD, WANDB, WANDB_ID = "tensorboard", "wandb", "wandb.json"
 """Subfolders of trackers, and the file with the run's id at W&B, under which it is resumed."""
@@ -44,24 +44,23 @@ HONEST, ATTACKERS = "honest", "attackers"
 """Entries of an evaluation with the summaries of honest clients and of attackers, by protocol."""
 
 TRAINED_BETWEEN = "trained_between"
-"""Entry of an evaluation: "round", "mean", "pooled" and "clients" by `trained` of the rounds since the one before."""
+"""Entry of an evaluation: "round", "mean", "pooled", "clients" by `trained` in each round since the last evaluation."""
 
 DIGESTS = "digests"
-"""Entry of the summary: name of a run's file -> its digest, against damage and not against intent."""
+"""Entry of the summary: name of a run's file -> its digest, which detects damage but not manipulation."""
 
 MOST_CLIENTS = 10_000
-"""Number of clients up to which every line of the metrics log has the scores of each; the last one always has them."""
+"""Number of clients up to which every line of the metrics log has each client's scores; the last line always does."""
 
 MOST_BYTES = 255
-"""Length of a file's name on the usual file systems."""
+"""Maximum length of a file's name on the usual file systems."""
 
 Line: TypeAlias = dict[str, Any]
-"""One evaluation as the metrics log has it, see `evaluation`."""
+"""An evaluation as a line of the metrics log, see `evaluation`."""
 
 
 class ExampleCounts(NamedTuple):
-    """Numbers of examples that clients are scored on, [N]; validation examples, newcomers and attackers are None
-    without."""
+    """Numbers [N] of examples that clients are scored on; None without validation examples, newcomers or attackers."""
 
     test: np.ndarray
     validation: np.ndarray | None = None
@@ -79,11 +78,11 @@ def evaluation(
     """Evaluation as a line of the metrics log, shares in percent; `scores` and `newcomers` are by protocol."""
     task = counts.task
 
-    def summaries(of: Mapping[str, Scores | None], examples: np.ndarray) -> dict[str, dict[str, float]]:
+    def summaries(named: Mapping[str, Scores | None], examples: np.ndarray) -> dict[str, dict[str, float]]:
         found = {}
-        for name, one in of.items():
-            if one is not None:
-                summary = summarize(one, examples, task)
+        for name, some in named.items():
+            if some is not None:
+                summary = summarize(some, examples, task)
                 numbers = summary._asdict() | summary.others
                 found[name] = {key: rounded(number) for key, number in numbers.items() if key != "others"}
         return found
@@ -102,14 +101,14 @@ def evaluation(
         line["new_clients"] = summaries(newcomers, counts.newcomers)
     for name, one in scores.items():
         for score in task.scores:
-            # "received_per_client" of the primary one, others as "received_loss_per_client".
+            # "received_per_client" for the primary score, otherwise "received_loss_per_client", for example.
             key = "" if score is task.primary else f"{score.name}_"
             line[f"{name}_{key}per_client"] = per_client_values(score, one)
     return strict(line)
 
 
 def per_client_values(score: Score, scores: Scores) -> list[float]:
-    """Values [N] of a score as files have them; NaN stays NaN."""
+    """Values [N] of a score, rounded for files; NaN stays NaN."""
     return [rounded((100 if score.percent else 1) * float(value)) for value in scores[score.name]]
 
 
@@ -121,9 +120,9 @@ class RunFolder:
 
     @classmethod
     def claim(cls, path: str | Path | None, name: str, root: Path = ROOT) -> "RunFolder":
-        """Take possession of a new or empty folder, None for the first free one of root/name-001, root/name-002, ...
+        """Take possession of a new or empty folder; None takes the first free one of root/name-001, root/name-002, ...
 
-        InvalidInput if it holds a run or other files, or cannot be written. No other run can have it afterwards.
+        InvalidInput if the folder holds a run or other files, or cannot be written. No other run can claim it later.
         """
         if path is None:
             for number in itertools.count(1):
@@ -148,7 +147,7 @@ class RunFolder:
         """Create the folder, or take an empty one; FileExistsError if another process was first."""
         try:
             path.mkdir(parents=True, exist_ok=empty_will_do)
-            # Creating the log is what claims the folder: of two runs only one can do it.
+            # Creating the log claims the folder: of two runs, only one can create it.
             (path / METRICS).open("x").close()
         except FileExistsError:
             raise
@@ -160,7 +159,7 @@ class RunFolder:
         write_text(self.path / name, strict_json(content))
 
     def finish(self, summary: dict[str, Any]) -> dict[str, Any]:
-        """Write the summary of a finished run, with the digests of its files; return what is written."""
+        """Write the summary of a finished run, with the digests of its files; return the written summary."""
         digests = {name: digest(read(self.path / name)) for name in (CONFIG, METRICS)}
         digests[SUMMARY] = digest_of_content(strict(summary))
         summary |= {DIGESTS: digests}
@@ -168,16 +167,16 @@ class RunFolder:
         return summary
 
     def log(self, line: Line, *, is_last: bool = False) -> None:
-        """Append a line to the metrics log; of very many clients only the last line has the scores of each."""
+        """Append a line to the metrics log; with very many clients, only the last line has each client's scores."""
         is_whole = is_last or all(len(v) <= MOST_CLIENTS for k, v in line.items() if k.endswith("_per_client"))
         kept = {name: value for name, value in line.items() if is_whole or not name.endswith("_per_client")}
         append_line(self.path / METRICS, json.dumps(kept, allow_nan=False))
 
     def tidy(self) -> None:
-        """Remove files that a killed process had half written."""
+        """Remove half-written files of a killed process."""
         for name in (CONFIG, SUMMARY):
             for path in self.path.glob(f".{name}.*"):
-                # What cannot be removed does no harm.
+                # A file that cannot be removed does no harm.
                 with contextlib.suppress(OSError):
                     path.unlink()
 
@@ -196,13 +195,13 @@ class RunFolder:
         self.tidy()
         for name in (FOLDER, KEPT, TENSORBOARD, WANDB):
             shutil.rmtree(self.path / name, ignore_errors=True)
-        # The log last: it is what shows that a run is here.
+        # Remove the log last, since it marks the folder of a run.
         for name in (WANDB_ID, CONFIG, METRICS):
             (self.path / name).unlink(missing_ok=True)
 
 
 def slug(text: str) -> str:
-    """Text as a file name: letters, digits, "=", "+", "." and hyphens; if too long, it ends in a digest of the text."""
+    """Text as a file name: letters, digits, "=", "+", "." and hyphens; a long name ends in a digest of the text."""
     kept = "".join(character if character.isalnum() or character in "=._+" else "-" for character in text)
     name = "-".join(filter(None, kept.split("-"))).encode()
     if len(name) <= MOST_BYTES:
@@ -217,7 +216,7 @@ def digest(content: bytes) -> str:
 
 
 def digest_of_content(summary: Mapping[str, Any]) -> str:
-    """Digest of a summary as JSON has it, without its digests."""
+    """Digest of a summary as JSON, without its entry of digests."""
     return digest(json.dumps({k: v for k, v in summary.items() if k != DIGESTS}, sort_keys=True).encode())
 
 
@@ -229,8 +228,8 @@ def lock_run(folder: Path) -> contextlib.AbstractContextManager[None]:
 def lock_folder(folder: str | Path, *, shared: bool = False) -> contextlib.AbstractContextManager[None]:
     """Lock a folder of several runs for this process; the folder is created if it does not exist.
 
-    An interrupted run and a running one have the same files, so only the process with the lock may start it again.
-    A `shared` lock leaves out processes without one; those that share the folder have to claim what they run.
+    An interrupted and a running run have the same files, so only the process with the lock may start a run again.
+    Several processes can hold a `shared` lock together; each then has to claim the runs that it does.
     """
     folder = Path(folder).expanduser()
     make_folder(folder)
@@ -242,7 +241,7 @@ def lock_folder(folder: str | Path, *, shared: bool = False) -> contextlib.Abstr
 
 @contextlib.contextmanager
 def _locked(path: Path, refusal: str, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Lock a file; InvalidInput with this refusal if another process has it."""
+    """Lock a file; InvalidInput with this refusal if another process has the lock."""
     with claimed(path, kind) as is_mine:
         if not is_mine:
             raise InvalidInput(refusal)
@@ -251,7 +250,7 @@ def _locked(path: Path, refusal: str, kind: int = fcntl.LOCK_EX) -> Iterator[Non
 
 @contextlib.contextmanager
 def claimed(path: Path, kind: int = fcntl.LOCK_EX) -> Iterator[bool]:
-    """Whether this process has the lock of a file, to the end of the context or its own; not if another one has it."""
+    """Context with the lock of a file, until the context or the process ends; False if another process has the lock."""
     try:
         file = path.open("ab")
     except OSError as error:
@@ -273,7 +272,7 @@ def claimed(path: Path, kind: int = fcntl.LOCK_EX) -> Iterator[bool]:
 def strict_json(content: Any) -> str:
     """Indented JSON, lists of numbers on one line, with null for numbers that JSON lacks."""
     text = json.dumps(strict(content), indent=2, allow_nan=False)
-    # JSON strings have no line breaks; lists with strings are left as they are.
+    # JSON strings have no line breaks; lists with strings are not changed.
     return re.sub(r'\[\n([^"\[\]{}]*)\]', lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 
 
@@ -291,12 +290,12 @@ def strict(value: Any) -> Any:
 
 
 def rounded(value: float) -> float:
-    """Round to six digits: float32 has hardly more. Integers stay as they are."""
+    """Round to six digits: float32 has hardly more. Integers are unchanged."""
     return value if isinstance(value, int | np.integer) else float(f"{value:.6g}")
 
 
 def score_text(value: float, *, percent: bool, sign: str = "") -> str:
-    """Score as people read it: a percentage with two decimals, others with three, or with three to six digits."""
+    """Score for display: a percentage with two decimals, others with three, or with three to six digits."""
     size = abs(value)
     form = ".2f" if percent else ".3g" if 0 < size < 0.1 else ".3f" if size < 1000 else ".6g"
     return f"{value:{sign}{form}}"

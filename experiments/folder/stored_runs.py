@@ -1,5 +1,4 @@
-"""Runs found in folders, grouped by setting, and the one summary of a group: runs of a group differ only in their
-seed; the best settings."""
+"""Runs in folders, in groups that differ only in the seed; the results of a group, and the best settings."""
 
 import functools
 import json
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from experiments.folder.load import StoredRun, coverage_text, measured, read
+from experiments.folder.load import StoredRun, coverage_text, protocols_of, read
 from experiments.folder.run_folder import VALIDATION, Line, score_text
 from experiments.papers import published
 from experiments.papers.settings import Measure
@@ -32,7 +31,7 @@ NOTHING = "—"
 class Mean(NamedTuple):
     """A score of a setting by seed, and its mean over the seeds.
 
-    Where a seed has none, because its run diverged, there is no mean: one over the other seeds would flatter the
+    If a run diverged, its seed has no score, and there is no mean: a mean over the other seeds would flatter the
     setting. The text names the seeds without a score.
     """
 
@@ -45,7 +44,7 @@ class Mean(NamedTuple):
 
     @property
     def value(self) -> float | None:
-        """Mean; None where a seed has no score."""
+        """Mean; None if any seed has no score."""
         return statistics.fmean(self.known) if self.known and len(self.known) == len(self.per_seed) else None
 
     @property
@@ -70,7 +69,7 @@ class Group:
 
     @property
     def first(self) -> StoredRun:
-        """Run that stands for all in whatever does not depend on the seed."""
+        """Run that represents the group where the seed does not matter."""
         return self.runs[0]
 
     @property
@@ -101,7 +100,7 @@ class Group:
 
     @property
     def keeps(self) -> bool:
-        """Whether a run's results are of the round that --patience kept, which need not be the last one."""
+        """Whether --patience kept a round before the last one in any run."""
         return any(run.final is not run.lines[-1] for run in self.counted)
 
     def lines(self, number: int) -> list[Line]:
@@ -110,7 +109,7 @@ class Group:
 
     @property
     def results(self) -> list[Line]:
-        """Evaluation of each counted run with its results; of unfinished ones in the last round that all have."""
+        """Evaluation of each counted run that holds its results; for unfinished runs, in the last common round."""
         if self.is_finished:
             return [run.final for run in self.counted]
         return self.lines(self.rounds[-1]) if self.rounds else []
@@ -126,13 +125,13 @@ class Group:
         return Mean({run.seed: run.accuracy(*measure) for run in self.counted})
 
     def phases(self) -> dict[str, Mean]:
-        """Measures of runs whose data change by name, see `best_round.phase_summary`; none of others."""
+        """Measures by name of runs whose data change, see `best_round.phase_summary`; empty for other runs."""
         found = {run.seed: run.phases for run in self.counted}
         names = Transfer._fields if any(found.values()) else ()
-        return {name: Mean({seed: of.get(name) for seed, of in found.items()}) for name in names}
+        return {name: Mean({seed: phases.get(name) for seed, phases in found.items()}) for name in names}
 
     def coverage(self, protocol: Protocol, on: str = "test") -> str:
-        """Over how many clients the results are, see `coverage_text`."""
+        """Number of clients behind the results, see `coverage_text`."""
         summaries = [(line if on == "test" else line.get(on) or {}).get(protocol) for line in self.results]
         return coverage_text(filter(None, summaries), self.first.everyone)
 
@@ -143,7 +142,7 @@ class Group:
         return [row for row in sorted_rows if row.size]
 
     def curve(self, protocol: Protocol, name: str = "mean") -> tuple[list[int], np.ndarray]:
-        """Rounds [R] in which all counted runs have a value, and these [S, R]."""
+        """Rounds [R] in which all counted runs have a value, and the values [S, R]."""
         of_runs = [{line["round"]: (line.get(protocol) or {}).get(name) for line in run.lines} for run in self.counted]
         rounds = [number for number in self.rounds if all(values[number] is not None for values in of_runs)]
         table = [[values[number] for number in rounds] for values in of_runs]
@@ -167,15 +166,15 @@ def renamed(groups: Sequence[Group], names: Sequence[str]) -> list[Group]:
     return found
 
 
-def grouped(*folders: str | Path, asked: Protocol | None = None) -> tuple[list[Group], list[StoredRun]]:
-    """Groups of the runs of one setting in and below some folders; groups on the same data stand together.
+def grouped(*folders: str | Path, main_protocol: Protocol | None = None) -> tuple[list[Group], list[StoredRun]]:
+    """Groups of the runs in and below some folders, one for each setting; groups on the same data are adjacent.
 
-    `asked` is the protocol that is reported first. Returns the groups, and the runs that are left out: another one of
-    the same setting and seed is as far or further.
+    `main_protocol` is reported first. Returns the groups, and the runs that are left out because another
+    run of the same setting and seed is as far or further.
     """
     found: dict[str, dict[str, dict[int, StoredRun]]] = {}
     repeated = []
-    for run in (read(folder, asked) for folder in find_runs(*folders)):
+    for run in (read(folder, main_protocol) for folder in find_runs(*folders)):
         setting = json.dumps(run.setting, sort_keys=True, default=str)
         others = found.setdefault(run.data, {}).setdefault(setting, {})
         known = others.get(run.seed)
@@ -191,12 +190,13 @@ def grouped(*folders: str | Path, asked: Protocol | None = None) -> tuple[list[G
 
 
 def labelled(groups: Sequence[Group]) -> list[Group]:
-    """Groups with labels that tell them from each other: the method, and the options in which its settings differ."""
+    """Groups with different labels: the method, and the options in which its settings differ."""
     settings, found = [one.first.setting for one in groups], []
     for one, setting in zip(groups, settings, strict=True):
         same = [other for other in settings if other["method"] == setting["method"]]
         apart = [name for name in setting if len({repr(other.get(name)) for other in same}) > 1]
-        found.append(replace(one, label=" ".join([setting["method"], *(short(name, setting[name]) for name in apart)])))
+        words = [setting["method"], *(option_text(name, setting[name]) for name in apart)]
+        found.append(replace(one, label=" ".join(words)))
     return found
 
 
@@ -204,20 +204,20 @@ def _progress(run: StoredRun) -> tuple[bool, int]:
     return run.summary is not None, run.round
 
 
-def short(name: str, value: Any) -> str:
+def option_text(name: str, value: Any) -> str:
     """Option with its value, for a legend."""
     if isinstance(value, bool):
         return name if value else f"no-{name}"
-    return f"{name}={'none' if value is None else plain(value)}"
+    return f"{name}={'none' if value is None else value_text(value)}"
 
 
-def plain(value: Any) -> str:
+def value_text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, list | tuple):
-        return " ".join(map(plain, value))
+        return " ".join(map(value_text, value))
     return NOTHING if value is None else str(value)
 
 
@@ -228,37 +228,37 @@ def headline(groups: Sequence[Group]) -> Protocol:
 
 
 def ordered(groups: Sequence[Group]) -> list[Protocol]:
-    """Protocols of some groups, the main one first; received and trained are always among them."""
+    """Protocols of some groups, the main one first; received and trained are always included."""
     first = headline(groups)
     lines = [line for group in groups for run in group.counted for line in run.lines]
-    there: list[Protocol] = [name for name in PROTOCOLS if name in ALWAYS or any(name in line for line in lines)]
-    return sorted(there, key=lambda name: name != first)
+    evaluated: list[Protocol] = [name for name in PROTOCOLS if name in ALWAYS or any(name in line for line in lines)]
+    return sorted(evaluated, key=lambda name: name != first)
 
 
 def chosen_on(groups: Sequence[Group]) -> str:
-    """Examples on which the best settings are chosen: validation, where all counted runs have some, or test."""
+    """Examples on which the best settings are chosen: validation if all counted runs have some, otherwise test."""
     lines = [run.lines[-1] for group in groups for run in group.counted]
     return VALIDATION if lines and all(VALIDATION in line for line in lines) else "test"
 
 
 def goodness(one: Group, protocol: Protocol, on: str) -> float:
-    """Mean over clients and seeds of the results, of errors minus it; a setting without one is the worst."""
+    """Mean of the results over clients and seeds, negated for errors so that more is better; -inf without a mean."""
     mean = one.mean(protocol, on=on).value
     return -math.inf if mean is None else mean if one.first.task["higher_is_better"] else -mean
 
 
 def check_alike(groups: Sequence[Group], done: str) -> None:
-    """Raise InvalidInput for groups on several kinds of data, or with several scores, which are not `done` together."""
+    """Raise InvalidInput for groups with different data or scores; the message says that they are not `done`."""
     for name, values in (("data", [one.first.data for one in groups]), ("scores", [one.first.axis for one in groups])):
         if len(apart := dict.fromkeys(values)) > 1:
             raise InvalidInput(f"runs with different {name} are not {done}: {'; '.join(apart)}")
 
 
 def one_per_method(groups: Sequence[Group], protocol: Protocol) -> list[Group]:
-    """The best group of each method on validation examples, which all counted runs must have, in the methods' order.
+    """Best group of each method on validation examples, which all counted runs must have, in the methods' order.
 
     Raises:
-      InvalidInput: a run has no validation examples, or a method no mean on them.
+      InvalidInput: a run has no validation examples, or a method has no mean on them.
     """
     if chosen_on(groups) != VALIDATION:
         raise InvalidInput("--select validation needs runs with validation examples, made with --val-fraction")
@@ -273,7 +273,7 @@ def one_per_method(groups: Sequence[Group], protocol: Protocol) -> list[Group]:
 
 
 def best_setting_per_method(groups: Sequence[Group], protocol: Protocol) -> tuple[list[Group], str]:
-    """The best finished setting of each method, see `one_per_method`, named by it; and a sentence that names all.
+    """Best finished setting of each method, labelled by the method; and a sentence that lists these settings.
 
     Raises:
       InvalidInput: see `one_per_method`.
@@ -289,7 +289,7 @@ def load_runs(*folders: str | Path) -> "DataFrame":
     A row has the run's folder, data, seed and state ("finished"), every option and hyper-parameter that its results
     depend on, the last evaluated round, and the means over clients of its task's scores under each protocol measured,
     as received_accuracy (in percent), received_loss, ...; with --val-fraction also those on validation examples, as
-    validation_received_accuracy, ... Over how many clients the means are is received_clients, ...
+    validation_received_accuracy, ... The numbers of clients behind the means are in received_clients, ...
 
     Args:
       *folders: folders of runs, sweeps or tables, or folders above them.
@@ -297,7 +297,7 @@ def load_runs(*folders: str | Path) -> "DataFrame":
     Raises:
       InvalidInput: a folder is missing or holds no run, or a run cannot be read.
     """
-    # Imported now: most commands do without it.
+    # Imported only here: most commands do without it.
     import pandas
 
     return pandas.DataFrame([_row(read(folder)) for folder in find_runs(*folders)])
@@ -310,7 +310,7 @@ def _row(run: StoredRun) -> dict[str, Any]:
     row |= run.phases
     primary, *others = run.task["scores"]
     for prefix, line in (("", last), (f"{VALIDATION}_", last.get(VALIDATION, {}))):
-        for protocol in measured(line):
+        for protocol in protocols_of(line):
             named = {primary: line[protocol]["mean"]} | {name: line[protocol][name] for name in others}
             named["clients"] = line[protocol].get("clients")
             row |= {f"{prefix}{protocol}_{name}": value for name, value in named.items()}

@@ -19,18 +19,18 @@ PACKAGE = Path(pfl_jax.__file__).parent
 
 EXPERIMENTS = Path(__file__).parents[1]
 BUILDING = ("cli", "run", "spec", "commands/batch.py", "sweep.py")
-"""Folders and files of `experiments` that say what a run is, build and train it; all others read runs."""
+"""Folders and files of `experiments` that define, build and train runs; all others read runs."""
 
 ComparedCode: TypeAlias = Literal["sources", "version"]
-"""Code that counts as today's: the same sources, or any with the same version of the method."""
+"""Code that counts as today's: the same sources, or any code with the same version of the method."""
 
 RESUMED_BY = "resumed_by"
-"""Entry of config.json with the other code that trained later rounds of a run, as in `versions_behind`."""
+"""Entry of config.json: other code that trained later rounds of a run, see `versions_behind`."""
 
 
 @functools.cache
 def own_version() -> str:
-    """Digest of this package's source files, which stands for its version because it runs from a checkout."""
+    """Digest of the library's source files, which is its version, since it runs from a checkout."""
     return digest_of_sources(_sources(PACKAGE, PACKAGE))
 
 
@@ -41,7 +41,7 @@ def building_version() -> str:
 
 
 def source_versions() -> dict[str, str]:
-    """Digests of all sources on which results depend, by the names that they have in config.json."""
+    """Digests of all sources on which results depend, by their names in config.json."""
     return {"pfl_jax": own_version(), "experiments": building_version()}
 
 
@@ -56,37 +56,37 @@ def code_version(method: str) -> dict[str, Any]:
 
 
 def versions_behind(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Code that made a run with this config.json, each as in `code_version`; the first one began it."""
+    """Versions of the code that made a run with this config.json, each as in `code_version`, in order of time."""
     began = {name: config.get("versions", {}).get(name) for name in source_versions()}
     return [began | {"method_version": config.get("method_version")}, *config.get(RESUMED_BY, [])]
 
 
 def by_other_code(config: Mapping[str, Any], compared: ComparedCode) -> bool:
-    """Whether other code than what counts as today's made a run, or some of its rounds; unknown code is other code."""
+    """Whether code that does not count as today's made any rounds of a run; unknown code does not count as today's."""
     own = code_version(config["options"]["method"])
-    # The version of a user's own method is its text, which is an option of the run.
+    # A user's own method has no number; its text is compared with the options of the run.
     by_number = compared == "version" and own["method_version"] is not None
     names = ("method_version",) if by_number else tuple(source_versions())
-    return any(one.get(name) != own[name] for one in versions_behind(config) for name in names)
+    return any(code.get(name) != own[name] for code in versions_behind(config) for name in names)
 
 
 def commit_behind(folder: str | Path) -> str:
-    """Commit whose library made the run in a folder, ", of commit 1a2b3c4"; "" where none has these sources."""
+    """Commit whose library made the run in a folder, ", of commit 1a2b3c4"; "" if no commit has these sources."""
     config = json.loads((Path(folder) / CONFIG).read_text())
     commit = commit_of(str(config.get("versions", {}).get(PACKAGE.name)), newest=100)
     return f", of commit {commit[:7]}" if commit else ""
 
 
 def note_on_code(config: Mapping[str, Any]) -> str:
-    """Note on a run that went on under other code of this project; "" for any other."""
-    return f"its last rounds are of other code than its first ones, see {RESUMED_BY}" if RESUMED_BY in config else ""
+    """Note on a run that was resumed under other code of this project; "" for any other run."""
+    return f"its last rounds are of other code than its first rounds, see {RESUMED_BY}" if RESUMED_BY in config else ""
 
 
 @functools.cache
 def commit_of(version: str, newest: int = 100_000) -> str | None:
-    """Newest commit in which the package has this `own_version`, among so many that changed it.
+    """Newest commit in which the library has this `own_version`, among the `newest` commits that changed the library.
 
-    None where no commit has these sources (uncommitted changes), or there is no git.
+    None if no commit has these sources (uncommitted changes), or git is missing.
     """
     folder = PACKAGE.name
     try:

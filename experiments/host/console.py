@@ -1,4 +1,4 @@
-"""Lines on the console, printed as they are, and the progress of a run."""
+"""Lines on the console, printed literally, and the progress of a run."""
 
 import contextlib
 import logging
@@ -17,9 +17,9 @@ from pfl_jax.tasks import CLASSIFICATION, Score
 
 
 class Terminal(Console):
-    """Console on stdout, for which text is text: "[red]" and ":bug:" in a name are no markup.
+    """Console on stdout without markup: "[red]" and ":bug:" in a name are printed literally.
 
-    If its reader exits, as `head` does, the command goes on to its end.
+    If the reader of stdout exits, as `head` does, the command still runs to its end.
     """
 
     def __init__(self, **options: Any):
@@ -40,7 +40,7 @@ def print_line(console: Console, text: str, style: str | None = None) -> None:
 
 
 def print_text(console: Console, text: str, style: str | None = None) -> None:
-    """Print a line for people, which a terminal breaks between words; files and pipes get it whole."""
+    """Print a line, which a terminal breaks between words; files and pipes get it whole."""
     console.print(text, style=style, soft_wrap=not console.is_terminal, highlight=False, markup=False)
 
 
@@ -51,7 +51,7 @@ def print_notice(console: Console, text: str) -> None:
 
 @contextlib.contextmanager
 def warnings_as_notes(console: Console) -> Iterator[None]:
-    """Context in which warnings are notices."""
+    """Context that prints warnings as notices."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
@@ -60,18 +60,18 @@ def warnings_as_notes(console: Console) -> Iterator[None]:
 
 
 LINE_EVERY = 10.0
-"""Seconds between two lines without a terminal."""
+"""Seconds between two lines of progress if the output is not a terminal."""
 
-COMPILING = "compiling the first round: 10 to 60 s as a rule, and some 5 s where its programs are in the cache"
+COMPILING = "compiling the first round: usually 10 to 60 s, and some 5 s if its programs are in the cache"
 
 LIBRARY = logging.getLogger("pfl_jax")
-"""What the library tells of long computations."""
+"""Logger with the library's messages about long computations."""
 
 
 class RoundProgress(Progress):
     """Display of round, score, examples per second and remaining time; a context manager.
 
-    Before the first round it says what is going on.
+    Before the first round it shows the current step.
     """
 
     def __init__(self, console: Console, rounds: int, headline: str, score: Score = CLASSIFICATION.primary):
@@ -86,7 +86,7 @@ class RoundProgress(Progress):
         self._handler.emit = lambda record: self._tell(record.getMessage())
 
     def start(self) -> None:
-        """Begin the display, of what the library tells too."""
+        """Begin the display, including the library's messages."""
         super().start()
         LIBRARY.addHandler(self._handler)
         LIBRARY.setLevel(logging.INFO)
@@ -106,8 +106,8 @@ class RoundProgress(Progress):
     def completed(
         self, number: int, seconds: float, accuracy: float | None, examples_per_second: float, over: str = ""
     ) -> None:
-        """Count one more completed round, from 1; `accuracy` is the latest mean over clients, None before the first
-        evaluation, and `over` says how many these are, where not all."""
+        """Show a completed round, from 1. `accuracy` is the latest mean over clients, None before the first evaluation;
+        `over` is the number of these clients in words, "" for all."""
         self._durations.append(seconds)
         percent, name = self._score.percent, self._score.name
         shown = "—" if accuracy is None else f"{score_text(accuracy, percent=percent)}{' %' * percent} {name}"

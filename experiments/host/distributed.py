@@ -1,9 +1,9 @@
 """Runs of several processes, on one or more machines: their start, their agreement, and their end.
 
 Every process stores the examples of its own clients; only the first one prints and writes files. An error before the
-rounds, or while files are written, stops all of them with one line. One that dies, or fails alone in a collective
-computation, ends the others within a minute: those that notice it in Python with one line, the others by JAX's runtime,
-which aborts them. What started them, such as srun, stops those that are left.
+rounds, or while files are written, stops all processes with one line. If a process dies, or fails alone in a collective
+computation, the others end within a minute: with one line if Python notices it, otherwise aborted by JAX's runtime. The
+program that started the processes, such as srun, stops any that are left.
 """
 
 import contextlib
@@ -31,21 +31,21 @@ WAIT = 300
 """Seconds that a process waits for the others to connect."""
 
 HEARTBEAT = 30
-"""Seconds without a sign of life after which a process counts as dead, also for those that wait for it to leave."""
+"""Seconds without a sign of life after which a process counts as dead, also while others wait for its end."""
 
 LOST = "another process of the run has died, or cannot be reached"
 
 _PEERS = ("gloo", "connection closed by peer", "connection reset", "coordination", "barrier", "heartbeat", "nccl")
-"""Words in errors of collective computations and barriers whose other participants are gone."""
+"""Words in errors of collective computations and barriers if another process is gone."""
 
 _Result = TypeVar("_Result")
 
 
 class EndedAlone(InvalidInput):
-    """Error of one process in the middle of a collective computation; the others learn it from its end."""
+    """Error of one process in a collective computation; the other processes only notice that this one has ended."""
 
 
-def lost(error: BaseException) -> bool:
+def is_peer_lost(error: BaseException) -> bool:
     """Whether the error of a computation or barrier means that another process is gone."""
     if isinstance(error, InvalidInput) or not isinstance(error, RuntimeError | ValueError):
         return False
@@ -53,8 +53,7 @@ def lost(error: BaseException) -> bool:
 
 
 class Processes:
-    """Processes of one run, seen from one of them; one of an ordinary run sends nothing, and the first prints and
-    writes."""
+    """Processes of one run, seen from one of them. The first one prints and writes; a single process sends nothing."""
 
     def __init__(self, index: int = 0, count: int = 1):
         self.index, self.count = index, count
@@ -79,13 +78,13 @@ class Processes:
             rows = np.asarray(process_allgather(np.pad(encoded, (0, width - len(encoded)))))
         return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
 
-    def agree(self, asked: bool) -> bool:
-        """Whether `asked` is True in any process; a collective call."""
-        return any(self.exchange("yes" if asked else ""))
+    def agree(self, request: bool) -> bool:
+        """Whether `request` is True in any process; a collective call."""
+        return any(self.exchange("yes" if request else ""))
 
     @contextlib.contextmanager
     def synchronized(self) -> Iterator[None]:
-        """Context in which an error of one process ends all of them; none continues before all have left it.
+        """Context in which an error of one process ends all processes; none continues before all have left the context.
 
         The first process raises InvalidInput with the reasons of all that failed, the others SystemExit.
         """
@@ -134,7 +133,7 @@ def without_output() -> Iterator[None]:
 
 
 def _one_line(problems: list[str]) -> str:
-    """Reasons why the processes stopped, in one line; one that all have, or the first alone, is given once."""
+    """Reasons why the processes stopped, in one line; a reason of all, or of the first alone, is given once."""
     if {*problems} <= {problems[0]} or not any(problems[1:]):
         return problems[0]
     return "; ".join(f"process {index}: {problem}" for index, problem in enumerate(problems) if problem)
@@ -143,7 +142,7 @@ def _one_line(problems: list[str]) -> str:
 def work_with_others(work: Callable[[Processes], object], spec: Spec) -> None:
     """Do the work of one process of a run.
 
-    A process that fails alone ends at once, so that the others do not wait for it; JAX's own end would wait for all.
+    A process that fails alone ends at once, so that the others do not wait for it; JAX's own exit would wait for all.
     """
     try:
         work(_start(spec))
@@ -151,10 +150,10 @@ def work_with_others(work: Callable[[Processes], object], spec: Spec) -> None:
         print_line(f"error: {error}")
         os._exit(INVALID)
     except (InvalidInput, KeyboardInterrupt, SystemExit):
-        # All processes have agreed on it, or find it by themselves.
+        # All processes have agreed on this error, or raise it themselves.
         raise
     except BaseException as error:
-        if lost(error):
+        if is_peer_lost(error):
             print_line(f"error: {LOST}")
             os._exit(INVALID)
         traceback.print_exc()

@@ -1,7 +1,7 @@
 """The end of a command: exit codes, errors that the user can correct in one line, Ctrl-C and SIGTERM.
 
-The first signal ends a run after its round, a second one ends the process at once. A thread reads them, because XLA
-compiles for half a minute in the main thread.
+The first signal ends a run after its round, a second one ends the process at once. A thread handles signals, because
+XLA may compile for half a minute in the main thread.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ def exit_code(work: Callable[[], None]) -> int:
         close_output()
         return 1
     except OSError as error:
-        # Of a path that the user gave, or of the output itself.
+        # The error is about a path that the user gave, or about the output itself.
         if error.filename is None and error.errno not in DISK_FULL:
             raise
         if error.filename is None:
@@ -65,8 +65,7 @@ def exit_code(work: Callable[[], None]) -> int:
 def exit_process(code: int) -> NoReturn:
     """End the process with an exit code; after SIGINT at once, unless other processes wait for this one.
 
-    Python's own way out destroys JAX's client, which waits for XLA's threads while they compile, for some ten seconds,
-    or crashes.
+    Python's own exit destroys JAX's client, which waits some ten seconds for XLA's threads if they compile, or crashes.
     """
     jax = sys.modules.get("jax")
     if code == INTERRUPTED and (jax is None or not jax.distributed.is_initialized()):
@@ -84,22 +83,21 @@ def print_line(message: str) -> None:
 
 
 def close_output() -> None:
-    """Let the rest of the output go nowhere; otherwise Python would report the same error again at exit."""
+    """Discard the rest of the output; otherwise Python would report the same error again at exit."""
     with contextlib.suppress(OSError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Stop:
-    """Request to stop the run after its round, or at once: there is nothing to lose before the first round is
-    completed."""
+    """Request to stop the run after its round, or at once if no round is completed: then nothing is lost."""
 
-    asked = False
+    requested = False
     at_once = False
 
 
 @contextlib.contextmanager
 def stoppable(console: Console, last_words: Callable[[], str], *, at_once: bool = True) -> Iterator[Stop]:
-    """Context in which the first SIGINT or SIGTERM asks to stop, and the next ends the process, after `last_words`."""
+    """Context in which the first SIGINT or SIGTERM asks to stop, and the next prints `last_words` and exits."""
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -112,9 +110,9 @@ def stoppable(console: Console, last_words: Callable[[], str], *, at_once: bool 
         # A byte for each signal, and a zero at the end.
         while number := reader.recv(1)[0]:
             if number in SIGNALS:
-                if stop.asked or stop.at_once:
+                if stop.requested or stop.at_once:
                     _end(last_words)
-                stop.asked = True
+                stop.requested = True
                 console.print("stopping after this round; once more to stop at once", highlight=False)
 
     thread = threading.Thread(target=answer, daemon=True)
@@ -135,14 +133,14 @@ def stoppable(console: Console, last_words: Callable[[], str], *, at_once: bool 
 
 
 def _end(last_words: Callable[[], str]) -> None:
-    """Say what remains, and end the process."""
+    """Print the last words, and end the process."""
     words = "interrupted"
-    # Nothing that fails here may keep the process.
+    # No failure here may keep the process alive.
     with contextlib.suppress(Exception):
         words = last_words()
     with contextlib.suppress(Exception):
         if sys.stdout.isatty():
-            # A progress bar has hidden it.
+            # Show the cursor, which a progress bar has hidden.
             print("\x1b[?25h", flush=True)
         sys.stdout.flush()
     print_line(words)

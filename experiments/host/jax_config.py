@@ -29,14 +29,14 @@ def prepare(options: Options) -> None:
         "xla_cpu_collective_call_terminate_timeout_seconds": 7 * 24 * 3600,
     }
     if metadata.version("jaxlib").startswith("0.10."):
-        # Compiles a third faster, and rounds take as long. Later versions of XLA end the process for this flag.
+        # Compiles a third faster without slower rounds. Later versions of XLA end the process for this flag.
         wanted["xla_cpu_use_fusion_emitters"] = "false"
     flags = os.environ.get("XLA_FLAGS", "").split()
-    # Those that the environment sets already stay.
+    # Flags that the environment sets already stay.
     known = {flag.partition("=")[0] for flag in flags}
     flags += [f"--{name}={value}" for name, value in wanted.items() if f"--{name}" not in known]
     os.environ["XLA_FLAGS"] = " ".join(flags)
-    # Where in the code an operation comes from, which only the compiler's errors would say.
+    # Omit the places in the code that operations come from, which only the compiler's errors would show.
     jax.config.update("jax_traceback_in_locations_limit", 0)
     jax.config.update("jax_default_matmul_precision", MATMUL_PRECISION[options.precision])
     folder = cache_folder() if options.compilation_cache else None
@@ -50,7 +50,7 @@ def prepare(options: Options) -> None:
 def cache_folder() -> Path | None:
     """Folder of compiled programs, separate for each kind of CPU because machines may share a home folder.
 
-    None for a user without a home folder, as in some containers, and for a path that is no text, which XLA refuses.
+    None for a user without a home folder, as in some containers, and for a path that is not text, which XLA refuses.
     """
     try:
         root = Path(os.environ.get("PFL_JAX_CACHE") or "~/.cache/pfl_jax/xla").expanduser()
@@ -73,7 +73,7 @@ def devices(options: Options) -> list[Any]:
         if options.devices == "auto":
             return available[: options.num_clients]
         if options.devices > len(available):
-            raise InvalidInput(f"--devices {options.devices} is more than the {len(available)} there are")
+            raise InvalidInput(f"--devices {options.devices} is more than the {len(available)} available")
         return available[: options.devices]
     processes = jax.process_count()
     if processes > options.num_clients:
@@ -99,11 +99,11 @@ SHORTAGE = (
     "the memory does not suffice: use a smaller --chunk, fewer --devices, --state-on host or disk, a smaller "
     "--batch-size or --train-size, or fewer --num-clients"
 )
-"""Advice after a shortage; the first line of a run has its chunk and devices."""
+"""Advice for a shortage of memory; the first line of a run shows its chunk and devices."""
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether the error means that JAX or NumPy could not allocate memory; the system just kills a process."""
+    """Whether the error means that JAX or NumPy could not allocate memory. The system itself kills without an error."""
     text = str(error)
     is_from_jax = isinstance(error, jax.errors.JaxRuntimeError)
     is_memory = "out of memory" in text.lower() or "RESOURCE_EXHAUSTED" in text
@@ -111,13 +111,13 @@ def is_shortage(error: BaseException) -> bool:
 
 
 def machine_bytes(*, free: bool = False) -> int:
-    """Memory of the machine, or what is free of it, where the system says so."""
+    """Memory of the machine; with `free`, its free memory if the system reports it."""
     pages = "SC_AVPHYS_PAGES" if free and "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
     return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def free_bytes(device: Any) -> int:
-    """Free memory of a device; of the machine for a CPU or where nothing else is known."""
+    """Free memory of a device; for a CPU, or if the device reports none, the machine's."""
     figures = device.memory_stats() or {}
     if "bytes_limit" in figures:
         return figures["bytes_limit"] - figures["bytes_in_use"]

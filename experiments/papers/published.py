@@ -1,4 +1,4 @@
-"""Published accuracies of the papers, and the one with the same setting as a run."""
+"""Published accuracies of the papers, and the search for the accuracy with the same setting as a run."""
 
 import contextlib
 import csv
@@ -16,7 +16,7 @@ from pfl_jax.errors import InvalidInput
 FILE = Path(__file__).with_name("paper_results.csv")
 
 MODEL_COUNT_UNSTATED = {(table, method) for table in (6, 7, 8) for method in ("hypcluster", "fedem")}
-"""(table, method) of FedPAC for which the paper does not state the number of models (3 and 5 in its Table 4)."""
+"""(table, method) for which FedPAC's paper does not state the number of models (3 and 5 in its Table 4)."""
 
 ANGLES_UNSTATED = 10
 """Number of FedPAC's table of rotated images, which does not state the angles. Its accuracy of Local-only (78.53 on
@@ -46,21 +46,21 @@ class Published(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options of the run that reproduces it, but for its seed."""
+        """Options of the run that reproduces the accuracy, without the seed."""
         own = settings.ALIASES[self.method].options if self.method in settings.ALIASES else {}
-        # "fedpac -alignment" is without it.
+        # "fedpac -alignment" is FedPAC without alignment.
         switches = dict.fromkeys(self.method.split(" -")[1:], False)
         found = {"preset": settings.PAPERS[self.paper].preset, "num_clients": self.clients}
         found |= {**settings.method_options(self.paper, self.method, self.procedure), **own, **switches}
         found |= settings.SETTINGS[self.setting] | ({"procedure": self.procedure} if self.procedure else {})
         if self.measure.score == "best" and self.measure.protocol != "trained":
-            # The best of all rounds; training itself gives the scores of `trained` in every round.
+            # All rounds compete for the best; training itself gives the scores of `trained` in every round.
             found["eval_every"] = 1
         return found
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019 - rows are few, and a run is compared with all of them.
     def spec(self) -> Spec:
-        """The run that reproduces it; InvalidInput if it cannot be run."""
+        """Run that reproduces the accuracy; InvalidInput if it is not possible."""
         return Spec.of(self.dataset, **self.options)
 
     @property
@@ -69,7 +69,7 @@ class Published(NamedTuple):
 
 
 def load() -> list[Published]:
-    """All published accuracies, in table order; FedAS's by the first of its procedures."""
+    """All published accuracies, in table order; FedAS's are for the first of its procedures."""
     found = []
     with FILE.open(newline="") as file:
         for row in csv.DictReader(file):
@@ -105,9 +105,9 @@ def find(spec: Spec, *, is_real: bool) -> Published | None:
 
 
 def _compared_options(spec: Spec, measure: Measure) -> dict[str, Any]:
-    """Options that must be as in the paper, which does not report float precision, nor FedPAC how often it evaluates.
+    """Options that must be as in the paper. No paper states a float precision, and FedPAC states no `eval_every`.
 
-    FedAS's highest accuracy is that of all rounds, in which training itself gives the scores by `trained`.
+    For accuracies by `trained`, `eval_every` does not matter: training itself gives them in every round.
     """
     compared = relevant_options(spec)
     del compared["precision"]

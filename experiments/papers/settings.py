@@ -33,14 +33,13 @@ FEDAS_PROTOCOLS: dict[str, Protocol] = {
     **dict.fromkeys(("fedavg", "fedprox", "fedper", "fedas -alignment -synchronization"), "before_aggregation"),
     **dict.fromkeys(("fedala", "fedavg_ft", "fedprox_ft"), "received"),
 }
-"""Method of FedAS's tables -> protocol by which its released code evaluates it; FedAS itself, and what the code does
-not have, as trained. The first row of Table 4 is FedPer's of Table 3. Models that are fine-tuned, as printed, are those
-that clients deploy."""
+"""Method of FedAS's tables -> protocol by which the released code evaluates it; FedAS itself, and methods that the code
+does not have, are evaluated by `trained`. The first row of Table 4 repeats FedPer's row of Table 3. Fine-tuned models,
+as printed, are the models that clients deploy."""
 
 RELEASED_AS = {"fedavg_ft": "fedavg", "fedprox_ft": "fedprox"}
-"""Method of FedAS's tables -> what its released code runs in its place: the text fine-tunes the global models of
-FedAvg-P and FedProx-P, the code evaluates each client with the model that it has between local training and
-aggregation."""
+"""Method of FedAS's tables -> method that the released code runs instead: the text fine-tunes the global models of
+FedAvg-P and FedProx-P, but the code evaluates each client's model between local training and aggregation."""
 
 
 _FULL_LAST_ROUND = (
@@ -58,10 +57,10 @@ class Publication(NamedTuple):
     """A paper.
 
     Attributes:
-      name: for display.
-      preset: with the default settings of its tables.
-      measure: of its tables and figures; that of a single method is given by `measure`.
-      tables: number -> title, and notes: details that the paper does not state, and the choices made here.
+      name: name for display.
+      preset: preset with the default settings of its tables.
+      measure: usual definition of its accuracies; the function `measure` gives a single method's.
+      tables: number -> title, and notes on details that the paper does not state and the choices made here.
     """
 
     name: str
@@ -142,11 +141,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     for beta in (0.1, 0.3, 0.5)
     for participation in (0.2, 0.4, 0.6, 1.0)
 }
-"""setting -> its options; all other options have the preset's values."""
+"""Setting -> its options; all other options have the preset's values."""
 
 
 class Alias(NamedTuple):
-    """Name of a method in METHODS, and options of it."""
+    """Name of a method in METHODS, and options for it."""
 
     method: str
     options: dict[str, Any]
@@ -170,9 +169,9 @@ FIXED = frozenset(
 
 
 def method_name(method: str, procedure: str = "") -> str:
-    """Name of a method of a table without options, such as "hypcluster" for "hypcluster_3".
+    """Name in METHODS of a method of a table, such as "hypcluster" for "hypcluster_3".
 
-    With FedAS's released procedure it is the name in RELEASED_AS.
+    With FedAS's released procedure, RELEASED_AS may replace the method.
     """
     released = RELEASED_AS.get(method, method) if procedure == "release" else method
     return ALIASES[released].method if released in ALIASES else released.split()[0]
@@ -186,7 +185,7 @@ def measure(paper: str, method: str, procedure: str = "") -> Measure:
 
 
 def method_options(paper: str, method: str, procedure: str = "") -> dict[str, Any]:
-    """Options of a method's run in a paper: its name in METHODS, and the protocol where it is not always measured."""
+    """Options of a method's run in a paper: its name in METHODS, and a protocol that is measured only on request."""
     protocol = measure(paper, method, procedure).protocol
-    asked = {"eval_protocol": protocol} if protocol == "before_aggregation" else {}
-    return {"method": method_name(method, procedure), **asked}
+    requested = {"eval_protocol": protocol} if protocol == "before_aggregation" else {}
+    return {"method": method_name(method, procedure), **requested}

@@ -44,7 +44,7 @@ CLIENTS_SHARE = 0.25
 """Share of the free memory that the clients' states may take on the devices; a round may need them twice."""
 
 HOST_SHARE = 0.5
-"""Share of the machine's memory that they may take on the host."""
+"""Share of the machine's memory that the clients' states may take on the host."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,13 +52,13 @@ class Experiment:
     """All parts of a run, built from its spec.
 
     Attributes:
-      spec: with the smaller defaults on embedded data.
+      spec: spec of the run, with smaller defaults on embedded data.
       dataset, data: all examples, and the examples of each client that takes part.
       partition_digest: see `partition_files.digest_of`.
       method: method with its model and hyper-parameters.
-      settings: of the simulation.
-      newcomers: examples of the clients that never take part; None where all take part.
-      phases: data of each round, with `data` of each client's first phase; None if they do not change.
+      settings: settings of the simulation.
+      newcomers: examples of the clients that never take part; None if all take part.
+      phases: data of each phase, of which `data` is the first; None if the data do not change.
       privacy: budgets of differential privacy; empty without clipping.
     """
 
@@ -101,7 +101,7 @@ class Experiment:
 
     @functools.cached_property
     def weights_digest(self) -> str | None:
-        """Digest of the file of pretrained weights, which no checkpoint has; None without."""
+        """Digest of the file of pretrained weights, which checkpoints leave out; None without such weights."""
         return weights_digest(self.spec) if self.spec.model in PRETRAINED else None
 
     def state_shapes(self) -> Any:
@@ -110,11 +110,11 @@ class Experiment:
         return jax.eval_shape(engine.init, self.data, jax.random.key(0))
 
     def state_place(self) -> StateOn:
-        """Place of the clients' states: as requested, or where they fit. Several processes share them on hosts."""
+        """Storage of the clients' states: as requested, or where they fit; several processes do not use the disk."""
         if self.spec.state_on != "auto":
             return self.spec.state_on
         used = [one for one in devices(self.spec) if one.process_index == jax.process_index()]
-        # Every device keeps all of them, and the devices of a CPU share one memory.
+        # Every device keeps all states, and the devices of a CPU share one memory.
         copies, size = len(used) if jax.default_backend() == "cpu" else 1, byte_count(self.state_shapes().clients)
         if size > HOST_SHARE * machine_bytes() and not self.spec.distributed:
             return "disk"
@@ -130,7 +130,7 @@ def build_experiment(spec: Spec, console: Console, processes: Processes | None =
     processes = processes or Processes()
     spec, dataset = processes.first_then_others(lambda: load_data(spec, console))
     with processes.synchronized():
-        # Not on the devices: those get their own clients' examples.
+        # Not on the devices, which get only their own clients' examples.
         on_host = jax.local_devices(backend="cpu")[0] if spec.distributed else None
         with jax.default_device(on_host), warnings_as_notes(console):
             parts, shift = divide(spec, dataset), shift_of(spec, dataset)
@@ -170,7 +170,7 @@ def assemble(
     own = (f"inputs: prepared from the rows of all clients ({', '.join(prepared)})",) if prepared else ()
     key, factory = jax.random.key(spec.seed), method_factory(spec.method)
     budgets = budgets_of(factory, _values(spec), settings, counts, key, spec.dp_delta)
-    budgets = tuple(one._replace(uncovered=one.uncovered + own) for one in budgets)
+    budgets = tuple(budget._replace(uncovered=budget.uncovered + own) for budget in budgets)
     settings = chunking.resolved(settings, method, counts, devices=len(devices(spec)))
     frozen = at_round(method, 0).frozen
 
@@ -184,15 +184,14 @@ def assemble(
 
 
 def _values(spec: Spec) -> dict[str, Any]:
-    """Hyper-parameters and fields of the recipe of local training, without epochs where --local-steps take their
-    place."""
+    """Hyper-parameters and fields of the recipe of local training; without epochs if --local-steps is given."""
     names = ("optimizer", "clip_norm", "local_steps", "drop_last", "shuffle", "dp_clip", "dp_noise")
     own = {name: value for name, value in spec.hyper_parameters.items() if name != "epochs" or value is not None}
     return {name: getattr(spec, name) for name in names} | own
 
 
 def make_method(spec: Spec, dataset: Dataset, **values: Any) -> Method | MethodSchedule:
-    """Method of a run, a schedule where hyper-parameters change with the round; `values` are in their place."""
+    """Method of a run, or a schedule if hyper-parameters change with the round; `values` replace hyper-parameters."""
     models, factory, positions = models_of(spec, dataset), method_factory(spec.method), network_positions(spec)
     hyper_parameters = _values(spec) | values
     augment = CropAndFlip.normalized(dataset.input_shape, dataset.mean, dataset.std) if spec.augment else None

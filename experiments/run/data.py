@@ -26,17 +26,17 @@ from pfl_jax.errors import InvalidInput
 from pfl_jax.networks.text import TEXT_MODELS, vocabulary_of
 
 MAX_CLIENTS_PER_EXAMPLE = {"grouped": 2, "pathological": 2, "iid": 1}
-"""partition -> largest mean number of clients that hold the same training example. FedPAC's 100 clients of 600 examples
-hold more than CIFAR-10 has, so grouped and pathological partitions start over with a class that is exhausted."""
+"""Partition -> largest mean number of clients that hold the same training example. FedPAC's 100 clients of 600 examples
+need more than CIFAR-10 has, so grouped and pathological partitions reuse the examples of an exhausted class."""
 
 LISTED = 10
-"""Most classes that a note names."""
+"""Maximum number of classes that a note names."""
 
 
 def load_data(spec: Spec, console: Console) -> tuple[Spec, Dataset]:
     """Load the data, and adapt the run to it, see `on_data`; notices go to the console.
 
-    States below frozen layers of a pretrained model take the place of its examples.
+    The states of a pretrained model's frozen layers replace the examples.
     """
     spec, dataset = load_examples(spec, console)
     if spec.model in PRETRAINED:
@@ -48,7 +48,7 @@ def load_examples(spec: Spec, console: Console) -> tuple[Spec, Dataset]:
     """Load the data without states of a pretrained model, see `load_data`."""
     notify = functools.partial(print_notice, console)
     if spec.data_dir is not None and spec.source == "files" and not Path(spec.data_dir).expanduser().exists():
-        raise InvalidInput(f"the data folder {spec.data_dir} is not there")
+        raise InvalidInput(f"the data folder {spec.data_dir} does not exist")
     if spec.dataset in WITH_FILES:
         with warnings_as_notes(console):
             dataset = _from_files(spec)
@@ -61,21 +61,21 @@ def load_examples(spec: Spec, console: Console) -> tuple[Spec, Dataset]:
         partition_files.load(spec.partition, dataset)
     spec, changes = on_data(spec, dataset)
     if changes:
-        notify(f"Smaller defaults on {dataset.description}: {assignments(changes)}. Options given stay as they are.")
+        notify(f"Smaller defaults on {dataset.description}: {assignments(changes)}. The given options are kept.")
     for note in _notes(spec, dataset):
         notify(f"Note: {note}.")
     return spec, dataset
 
 
 def on_data(spec: Spec, dataset: Dataset) -> tuple[Spec, dict[str, Any]]:
-    """Run adapted to this data, and the defaults that are smaller because the data is embedded."""
+    """Run adapted to this data, and its smaller defaults if the data is embedded."""
     if spec.dataset in WITH_FILES:
         return spec.having(_decided_by_data(spec, dataset)), {}
     return (spec, {}) if dataset.is_real else spec.on_embedded_data()
 
 
 def _from_files(spec: Spec) -> Dataset:
-    """The data of an experiment of WITH_FILES, which fits the task."""
+    """Data of an experiment in WITH_FILES, checked against the task."""
     data = spec.data_path()
     if spec.dataset in NATURAL:
         limits = Limits(spec.num_clients, spec.train_size, spec.test_size, spec.test_fraction or 0.25)
@@ -86,7 +86,7 @@ def _from_files(spec: Spec) -> Dataset:
         arguments = {name: getattr(spec, name) for name in same}
         for name in ("inputs", "drop"):
             columns = getattr(spec, name)
-            arguments[name] = None if columns is None else tuple(one.strip() for one in columns.split(","))
+            arguments[name] = None if columns is None else tuple(column.strip() for column in columns.split(","))
         task = arguments.pop("task")
         dataset = own_files.from_file(data=data, **arguments, num_classes=0 if task in TARGETS else None)
         _check_labels(data, dataset, task)
@@ -104,20 +104,20 @@ def _check_labels(data: str, dataset: Dataset, task: str | None) -> None:
     labels = f"{data}: labels {y.dtype} [{', '.join(['P', *map(str, y.shape[1:])])}]"
     if task not in TARGETS and not found:
         raise InvalidInput(
-            f"{labels} are no classes: give an integer or a word for each row, or one of --task {', '.join(TARGETS)}"
+            f"{labels} are not classes: give an integer or a word for each row, or one of --task {', '.join(TARGETS)}"
         )
     if task == "binary" and found != 2:
         raise InvalidInput(f"{data}: --task binary is for 2 classes, and there are {found}")
     if task == "multi_label" and not (y.ndim == 2 and all(np.isin(one, (0, 1)).all() for one in (y, dataset.test_y))):
-        raise InvalidInput(f"{labels} are not several flags, 0 or 1, for each row, as --task multi_label wants them")
+        raise InvalidInput(f"{labels} are not several flags, 0 or 1, for each row, as --task multi_label needs")
     if task == "next_symbol" and not (y.ndim == 2 and y.dtype.kind == "i"):
-        raise InvalidInput(f"{labels} are not a number of a symbol at each place, as --task next_symbol wants them")
+        raise InvalidInput(f"{labels} are not a symbol's number at each position, as --task next_symbol needs")
 
 
 def _decided_by_data(spec: Spec, dataset: Dataset) -> dict[str, Any]:
-    """Digest of the data, and the numbers of the data's clients and tokens, where it has them.
+    """Options that follow from the data: its digest, its paths, and its numbers of clients and tokens, if any.
 
-    Paths of files are absolute from here on: a run is exported and resumed from other folders too.
+    Paths become absolute, because a run may be exported and resumed from other folders.
     """
     found: dict[str, Any] = {"data_digest": dataset.origin, "data": spec.data_path()}
     for name, path in {"data": found["data"], "test_data": spec.test_data}.items():
@@ -125,7 +125,7 @@ def _decided_by_data(spec: Spec, dataset: Dataset) -> dict[str, Any]:
             found[name] = str(Path(str(path)).expanduser().absolute())
     if spec.model in TEXT_MODELS and np.any(dataset.train_x % 1):
         how = ": leave out --normalize" if spec.normalize else ""
-        raise InvalidInput(f"--model {spec.model} is for tokens, and the inputs are no whole numbers{how}")
+        raise InvalidInput(f"--model {spec.model} is for tokens, and the inputs are not whole numbers{how}")
     is_tokens = np.issubdtype(dataset.train_x.dtype, np.integer) and dataset.mean is None
     if spec.model in TEXT_MODELS and spec.vocabulary is None and is_tokens:
         found["vocabulary"] = vocabulary_of(dataset.train_x)
@@ -139,23 +139,23 @@ def _decided_by_data(spec: Spec, dataset: Dataset) -> dict[str, Any]:
 
 
 def is_file(data: str | None) -> bool:
-    """Whether --data or --test-data names a file or folder, not a Hugging Face dataset or nothing."""
+    """Whether a value of --data or --test-data names a file or folder, not a Hugging Face dataset."""
     return data is not None and not data.startswith(own_files.HUB)
 
 
 def _notes(spec: Spec, dataset: Dataset) -> list[str]:
-    """Remarks on options of a run on this data that may be mistakes."""
+    """Remarks on options of a run that may be mistakes on this data."""
     given = spec.given | {parse_schedule(text).name for text in spec.schedule or ()}
     notes = identity.notes(spec, given, jax.default_backend())
     if spec.target_accuracy is not None and spec.val_fraction is None and not is_partition_file(spec.partition):
-        notes.append("--target-accuracy is compared with scores on test examples: --val-fraction 0.1 sets others apart")
+        notes.append("--target-accuracy is compared with scores on test examples, without --val-fraction")
     if spec.dataset == CUSTOM:
         notes += _notes_on_rows(dataset)
     return notes + notes_on_model(spec, dataset)
 
 
 def _notes_on_rows(dataset: Dataset) -> list[str]:
-    """Remarks on the user's own data that can be used, and may hold a mistake."""
+    """Remarks on possible mistakes in the user's own data."""
     found = []
     if dataset.num_classes:
         counts = np.bincount(np.concatenate([dataset.train_y, dataset.test_y]), minlength=dataset.num_classes)
@@ -171,7 +171,7 @@ def _notes_on_rows(dataset: Dataset) -> list[str]:
     if again := int(np.isin(test, train).sum()):
         found.append(f"{again} of {len(test)} test rows have the inputs of a training row")
     if dataset.mean is None and dataset.train_x.dtype == "uint8" and dataset.train_x.max() > 1:
-        found.append("inputs are bytes from 0 to 255 and stay so; --normalize scales them")
+        found.append("inputs are bytes from 0 to 255 and are not scaled; --normalize scales them")
     if dataset.train_client is not None and dataset.num_classes:
         pairs = np.unique(np.stack([dataset.train_client, dataset.train_y]), axis=1)[0]
         if alone := int(np.sum(np.bincount(pairs) == 1)):
@@ -180,7 +180,7 @@ def _notes_on_rows(dataset: Dataset) -> list[str]:
 
 
 def divide(options: Options, dataset: Dataset) -> Partition:
-    """Partition that the options ask for; InvalidInput where clients would mostly train on each other's examples."""
+    """Partition that the options request; InvalidInput if clients would mostly train on each other's examples."""
     if is_partition_file(options.partition):
         parts = partition_files.load(options.partition, None)
     else:
@@ -190,13 +190,13 @@ def divide(options: Options, dataset: Dataset) -> Partition:
                 named["protocol"] = named.pop(protocol)
         if named.pop("size_choices", None) is not None:
             named["train_size"] = allocation.draw_sizes(options.size_choices or (), options.num_clients, options.seed)
-        sizes, there = named.get("train_size"), len(dataset.train_y)
+        sizes, available = named.get("train_size"), len(dataset.train_y)
         total = int(np.broadcast_to(0 if sizes is None else sizes, options.num_clients).sum())
-        # Sizes are upper bounds with dirichlet, which never runs out. Shared may be test examples, and all of a
-        # stand-in.
-        if dataset.is_real and total > MAX_CLIENTS_PER_EXAMPLE.get(options.partition, math.inf) * there:
+        # With dirichlet, sizes are upper bounds, and examples never run out. Clients may share test examples, and all
+        # examples of a stand-in.
+        if dataset.is_real and total > MAX_CLIENTS_PER_EXAMPLE.get(options.partition, math.inf) * available:
             raise InvalidInput(
-                f"{options.num_clients} clients with {total} training examples in all are more than the {there} of "
+                f"{options.num_clients} clients with {total} training examples in all are more than the {available} of "
                 f"{dataset.description} can serve: use fewer clients, or a smaller --train-size"
             )
         parts = partition.make(options.partition, dataset, options.num_clients, seed=options.seed, **named)
@@ -206,14 +206,14 @@ def divide(options: Options, dataset: Dataset) -> Partition:
 
 
 def shift_of(options: Options, dataset: Dataset) -> dict[str, Any]:
-    """Shift between groups of clients, as `federated.federate` takes it."""
-    # Without classes each client is a group of its own.
-    of_classes = dataset.num_classes and partition.num_groups(options.partition, dataset.num_classes)
-    return {"shift": options.shift, "num_groups": of_classes or options.num_clients}
+    """Shift between groups of clients, as arguments of `federated.federate`."""
+    # Without classes each client is its own group.
+    number = dataset.num_classes and partition.num_groups(options.partition, dataset.num_classes)
+    return {"shift": options.shift, "num_groups": number or options.num_clients}
 
 
 def phases_of(spec: Spec, dataset: Dataset, parts: Partition, shift: Mapping[str, Any]) -> phases.Phases | None:
-    """Data of each phase, of equal lengths; None if they do not change. `shift` as `shift_of` has it."""
+    """Data of each phase, all of equal length; None if the data do not change. `shift` comes from `shift_of`."""
     number = spec.phases
     if number is None:
         return None
@@ -224,11 +224,11 @@ def phases_of(spec: Spec, dataset: Dataset, parts: Partition, shift: Mapping[str
         raise InvalidInput(f"--phases {number} needs as many --rounds at least, not {spec.rounds}")
     datasets, partitions = [dataset], [parts] * number
     if spec.change == "rotation":
-        datasets = [phases.rotated(dataset, 360 * place / number) for place in range(number)]
+        datasets = [phases.rotated(dataset, 360 * index / number) for index in range(number)]
     elif spec.change == "classes":
         partitions = phases.classes(dataset, parts, number, spec.seed)
     else:
         partitions = phases.clients(parts, number, spec.seed)
     ends = np.diff(np.arange(number + 1) * spec.rounds // number)
-    one = datasets if len(datasets) > 1 else dataset
-    return phases.federate_phases(one, partitions, ends.tolist(), **shift, seed=spec.seed)
+    inputs = datasets if len(datasets) > 1 else dataset
+    return phases.federate_phases(inputs, partitions, ends.tolist(), **shift, seed=spec.seed)

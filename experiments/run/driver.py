@@ -1,4 +1,4 @@
-"""The one driver of a run, or of several that share a program: start, rounds, stop, and the files that stay."""
+"""Driver of a run, or of several runs that share a program: start, rounds, stop, and the files that stay."""
 
 import abc
 import contextlib
@@ -13,7 +13,7 @@ from rich.console import Console
 
 from experiments.folder.run_folder import CONFIG, KEPT, METRICS, RunFolder, lock_run
 from experiments.host.console import RoundProgress, print_line, print_notice, print_text
-from experiments.host.distributed import LOST, EndedAlone, Processes, lost
+from experiments.host.distributed import LOST, EndedAlone, Processes, is_peer_lost
 from experiments.host.exit_codes import INTERRUPTED, INVALID, Stop, stoppable
 from experiments.host.jax_config import SHORTAGE, is_shortage
 from experiments.run import build, outcome
@@ -31,18 +31,18 @@ from pfl_jax.errors import CannotWrite, Diverged, InvalidInput
 from pfl_jax.primitives.tree import byte_count
 
 MOST_BYTES = 2**28
-"""Size up to which --keep-state auto keeps a state."""
+"""Largest state in bytes that --keep-state auto keeps."""
 
 
 class RunDriver(abc.ABC):
-    """Runs that share a program, in progress, and what remains of them when they end early.
+    """Driver of runs that share a program; it also handles their early ends.
 
     Attributes:
-      specs: the runs; with `resume` all of them go on, from the newest checkpoint that all have.
-      processes: that share a single run.
-      folders: of the runs that this process has locked; in the first process alone.
-      runs: the runs, once they are built.
-      place: of the clients' states.
+      specs: specs of the runs; with `resume`, all runs continue from their newest common checkpoint.
+      processes: processes that share a single run.
+      folders: folders of runs that this process has locked; empty in all processes but the first.
+      runs: runs in progress, once they are built.
+      place: storage of the clients' states.
     """
 
     place: simulate.StateOn = "device"
@@ -61,20 +61,20 @@ class RunDriver(abc.ABC):
 
     @abc.abstractmethod
     def states(self, state: State) -> Iterable[State]:
-        """State of each run, from the state of all."""
+        """State of each run, from the joint state of all runs."""
 
     @abc.abstractmethod
     def state_of(self, states: list[State]) -> State:
-        """State of all runs, from the states of the single ones."""
+        """Joint state of all runs, from the state of each run."""
 
     def checkpoints(self, folder: RunFolder, name: str = FOLDER) -> Checkpoints:
-        """Checkpoints of a run in a subfolder. Of several runs there are two: one may have written a newer one than the
-        others."""
+        """Checkpoints of a run in a subfolder; at least two if there are several runs, since some may have written a
+        newer one than the others."""
         keep = 1 if name == KEPT else max(self.specs[0].keep_checkpoints, min(len(self.specs), 2))
         return Checkpoints(folder.path / name, keep, self.processes.index, self.processes.count)
 
     def drive(self, console: Console) -> list[dict[str, Any]]:
-        """Do the runs, from their start or newest checkpoint to their end; return their summaries."""
+        """Do the runs to their end, from their start or newest checkpoint; return their summaries."""
         began, alone = time.perf_counter(), self.processes.count == 1
         with contextlib.ExitStack() as held, stoppable(console, self.last_words, at_once=alone) as stop:
             try:
@@ -93,8 +93,8 @@ class RunDriver(abc.ABC):
                 raise self.user_error(error) from None
 
     def start(self, held: contextlib.ExitStack, console: Console) -> State | None:
-        """Claim and lock the folders, build the runs, write what they are or go back to their newest checkpoint; return
-        the state there, None at the beginning."""
+        """Claim and lock the folders, build the runs, write their configurations or restore their newest checkpoint;
+        return the restored state, None for new runs."""
         claimed = [self._claim(spec, held) for spec in self.specs]
         self.runs = self.build(claimed, console)
         self.specs = [run.experiment.spec for run in self.runs]
@@ -107,7 +107,7 @@ class RunDriver(abc.ABC):
         return None
 
     def _claim(self, spec: Spec, held: contextlib.ExitStack) -> RunFolder:
-        """Folder of a run, which is locked until the end."""
+        """Claim the folder of a run, and lock it until the end."""
 
         def work() -> str:
             name = f"{spec.dataset}-{identifier(spec.method)}-seed{spec.seed}"
@@ -115,7 +115,7 @@ class RunDriver(abc.ABC):
             held.enter_context(lock_run(folder.path))
             self.folders.append(folder)
             if spec.resume:
-                # Another process may have finished it since it was looked at.
+                # Another process may have finished the run since it was inspected.
                 refuse_finished(folder.path, spec.rounds)
                 folder.tidy()
             return str(folder.path)
@@ -124,7 +124,7 @@ class RunDriver(abc.ABC):
         return RunFolder(path)
 
     def _go_back(self, console: Console) -> State | None:
-        """Go back to the newest good checkpoint that all runs have; None for runs killed before the first one."""
+        """Go back to the newest good checkpoint that all runs have, and return its state; None without a checkpoint."""
         notify, processes = functools.partial(print_notice, console), self.processes
         with processes.synchronized():
             for run in self.runs:
@@ -132,7 +132,7 @@ class RunDriver(abc.ABC):
             found = self._newest(notify)
             for run, checkpoint in zip(self.runs, found, strict=True):
                 if checkpoint is None and len(self.runs) == 1 and run.restore_from_log():
-                    notify(f"{METRICS} has all rounds, and the summary alone is missing. No final state was kept.")
+                    notify(f"{METRICS} has all rounds, only the summary is missing. No final state was kept.")
                 else:
                     if checkpoint is None:
                         notify(f"No checkpoint was written to {run.folder.path / FOLDER}: the run begins anew.")
@@ -153,27 +153,27 @@ class RunDriver(abc.ABC):
         return self.state_of(states) if states else None
 
     def _newest(self, notify: Callable[[str], None], until: int | None = None) -> list[Checkpoint | None]:
-        """Newest checkpoints of all runs that are of one round, at most `until`."""
+        """Newest checkpoints, one for each run, that are of the same round; of `until` at most."""
         found, shapes = list[Checkpoint | None](), self.runs[0].experiment.state_shapes()
         for run in self.runs:
             experiment, stored = run.experiment, self.checkpoints(run.folder)
-            # One note for all runs.
-            tell = notify if run is self.runs[0] and until is None else lambda text: None
-            check = functools.partial(check_identity, experiment=experiment, folder=stored.folder, notify=tell)
+            # Notify once for all runs.
+            once = notify if run is self.runs[0] and until is None else lambda text: None
+            check = functools.partial(check_identity, experiment=experiment, folder=stored.folder, notify=once)
             on_host = experiment.data.mesh is not None and self.place == "host"
             clients = experiment.data.own_clients() if on_host else None
             found.append(stored.newest(shapes, check, clients, by_rows=self.place == "disk", until=until))
         numbers = [int(checkpoint.state.round) if checkpoint else 0 for checkpoint in found]
-        # Killed while they wrote, some have a newer one than the others.
+        # If the process was killed while writing, some runs have a newer checkpoint than the others.
         return found if len(set(numbers)) == 1 else self._newest(notify, min(numbers))
 
     def train(self, state: State | None, console: Console, began: float, stop: Stop) -> State | None:
-        """Run and record the remaining rounds, from a state, None at the start; return the state after the last one.
+        """Run and record the remaining rounds; return the state after the last one.
 
         Args:
-          state, console: the state, and the console for the progress.
+          state, console: state before these rounds (None at the start), and console for the progress.
           began: `time.perf_counter()` at the start of this process's part.
-          stop: asked after a signal; then there is a checkpoint, and KeyboardInterrupt.
+          stop: request of a signal to stop, which leads to a checkpoint and KeyboardInterrupt.
         """
         runs, first, before = self.runs, self.runs[0].experiment, self.runs[0].counts.elapsed
         spec, every = first.spec, first.spec.checkpoint_every
@@ -193,8 +193,8 @@ class RunDriver(abc.ABC):
                 accuracy = float(np.mean(known)) if known else None
                 progress.completed(number, seconds, accuracy, visited / seconds, runs[0].over)
                 is_last = number == spec.rounds or all(run.has_ended() for run in runs)
-                # A signal reaches one process or all, before or after the end of a round.
-                stopping = self.processes.agree(stop.asked) and not is_last
+                # A signal may reach one process or all, before or after the end of a round.
+                stopping = self.processes.agree(stop.requested) and not is_last
                 if stopping or (every is not None and (number % every == 0 or is_last)):
                     self.save(state)
                 if stopping:
@@ -204,10 +204,10 @@ class RunDriver(abc.ABC):
         return state
 
     def _record(self, index: int, result: simulate.RoundResult, elapsed: float, console: Console) -> None:
-        """Count a round of one run, which ended so long after the run began, and record its evaluation."""
+        """Count a round of one run, which ended `elapsed` seconds after the run began, and record its evaluation."""
         run, number = self.runs[index], result.round
         if run.has_ended():
-            # Others of its program go on.
+            # Other runs of its program go on.
             run.counts.round = number
             return
         if len(result.diverged):
@@ -233,11 +233,11 @@ class RunDriver(abc.ABC):
             self.checkpoints(run.folder, folder).save(state, run.record(), own_clients)
 
     def finish(self, state: State | None, console: Console) -> list[dict[str, Any]]:
-        """Keep the final states if that is asked for, write the summaries and return them; None is an unknown state."""
+        """Keep the final states if requested, write the summaries and return them; an unknown state is None."""
         summaries, notify = [], functools.partial(print_notice, console)
         states = [None] * len(self.runs) if state is None else self.states(state)
         for run, own in zip(self.runs, states, strict=True):
-            # A run that stopped before the others of its program has no longer the state of its end.
+            # If a run stopped before the others of its program, the state of its last round is gone.
             own = None if own is None or int(own.round) != run.lines[-1]["round"] else own
             is_saved = own is not None and int(own.round) in self.checkpoints(run.folder).rounds()
             if own is not None and not is_saved and is_kept(run.experiment, notify):
@@ -262,7 +262,7 @@ class RunDriver(abc.ABC):
 
     @property
     def _go_on(self) -> str:
-        """How a single run can be resumed, for the end of an error; "" if it cannot."""
+        """End of a message that says how to resume a single run; "" if it cannot be resumed."""
         spec, folders = self.specs[0], self.folders or [run.folder for run in self.runs]
         saved = self.checkpoints(folders[0]).rounds() if len(self.specs) == len(folders) == 1 else []
         # Own code runs only where the command names it.
@@ -291,7 +291,7 @@ class RunDriver(abc.ABC):
             return type(error)(f"{error}{go_on}")
         if is_shortage(error):
             return (EndedAlone if several else InvalidInput)(SHORTAGE + go_on)
-        if several and lost(error):
+        if several and is_peer_lost(error):
             return EndedAlone(f"{LOST}{go_on}")
         return KeyboardInterrupt(self.last_words()) if isinstance(error, KeyboardInterrupt) else error
 

@@ -30,7 +30,7 @@ from pfl_jax.schedules import MethodSchedule, at_round, mixture
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A finished run for a notebook: its data, model, method (a schedule if it changed) and final state."""
+    """A finished run for a notebook: data, model, method (or a schedule of methods) and final state."""
 
     folder: Path
     config: dict[str, Any]
@@ -43,21 +43,21 @@ class LoadedRun:
     settings: Any
 
     def client_data(self, client: int, split: Split = "test") -> ClientData:
-        """Examples of a client, numbered from 0, in the form of its model's inputs, without padding."""
+        """Examples of a client (numbered from 0) as inputs of its model, without padding."""
         self._check_client(client)
         padded = client_data(self.data, client, split)
         real = np.asarray(padded.mask)
         return jax.tree.map(lambda leaf: np.asarray(leaf)[real], padded)
 
     def personal(self, client: int) -> Personal:
-        """Model that a client would deploy, as in the last evaluation, after fine-tuning if the method has it."""
+        """Model that a client would deploy, as in the last evaluation, after the method's fine-tuning, if any."""
         self._check_client(client)
         network, server, chain = chain_of(self.method, self.settings, self.state, self.data.num_clients, client)
         return self._personalize(network, self.data, server, self.state.key, self.state.round, chain)
 
     @functools.cached_property
     def _personalize(self) -> Callable[..., Personal]:
-        """Compiled step of a client before it deploys, given the position of its network."""
+        """Compiled function that gives a client's deployed model from the position of its network, and its state."""
 
         def personal(network: int | None, *state: Any) -> Personal:
             return RoundProgram(self.method, self.settings, network=network).personal(*state)
@@ -89,13 +89,13 @@ def load_run(
     """Load a finished run from its folder: the data is loaded and divided again, the state is read.
 
     Args:
-      folder: the run's.
+      folder: folder of the run.
       method, model, loss: FILE.py:NAME, for your own files in the run. A file that only the folder names is not
-        executed: it could do all that you can.
+        executed, since it could do anything that you can.
 
     Raises:
       InvalidInput: the run is not finished or kept no state, a file cannot be read, an own file is not named, or the
-        data or the text of an own file is no longer the same.
+        data or the text of an own file has changed.
 
     Example:
       run = load_run("runs/digits-fedper-seed0-001")
@@ -103,16 +103,16 @@ def load_run(
     """
     folder = Path(folder).expanduser()
     if not (folder / CONFIG).is_file():
-        raise InvalidInput(f"{folder}: there is no run in it")
+        raise InvalidInput(f"{folder}: the folder has no run")
     if not (folder / SUMMARY).is_file():
-        raise InvalidInput(f"{folder}: the run is not finished: --resume {folder} goes on with it")
+        raise InvalidInput(f"{folder}: the run is not finished: --resume {folder} continues it")
     config, summary = read_config(folder), read_summary(folder)
     kept, last = summary.get("kept_round"), summary.get("kept_round", summary.get("rounds_done"))
     checkpoints = Checkpoints(folder / (FOLDER if kept is None else KEPT))
     if last not in checkpoints.rounds():
         raise InvalidInput(f"{folder}: the run kept no state: make it again in a new folder, with --keep-state always")
     named = {kind: name for kind, name in (("method", method), ("model", model), ("loss", loss)) if name is not None}
-    # In this process alone, whichever began the run.
+    # Load in this process alone, even if several processes began the run.
     alone = dict.fromkeys(PROCESSES) | {"distributed": False, "devices": "auto"}
     spec = spec_of(config | {"options": config.get("options", {}) | alone}, folder, "", named=named)
     experiment = build.build_experiment(spec, Console(quiet=True))

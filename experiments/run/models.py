@@ -1,5 +1,5 @@
-"""Networks of a run: built in, pretrained, or of the user's own file, with the task, loss and adapters asked for; and
-states below frozen layers of a pretrained model, which are computed once."""
+"""Networks of a run: built in, pretrained, or from the user's own file, with task, loss and adapters; and the states of
+a pretrained model's frozen layers, which are computed once."""
 
 import dataclasses
 import hashlib
@@ -44,7 +44,7 @@ from pfl_jax.primitives.metrics import Summary
 from pfl_jax.tasks import CLASSIFICATION, TASKS, Task
 
 MOST_STATES = 2**32
-"""Bytes that the states of all examples may take; larger ones are computed in every step."""
+"""Bytes that the states of all examples may take; larger states are computed in every step."""
 
 
 def models_of(options: Options, dataset: Dataset) -> list[Model]:
@@ -64,7 +64,7 @@ def _model_of(options: Options, dataset: Dataset) -> Model:
     elif name in PRETRAINED:
         model = _pretrained_model(options, dataset, outputs)
     else:
-        own = {one: value for one in read_with("model", name) if (value := getattr(options, one)) is not None}
+        own = {key: value for key in read_with("model", name) if (value := getattr(options, key)) is not None}
         model = MODELS[name](shape, outputs, **own)
     model = model if task is None else model._replace(task=task)
     if options.features is not None:
@@ -76,7 +76,7 @@ def _model_of(options: Options, dataset: Dataset) -> Model:
 
 
 def _num_outputs(task: str | None, dataset: Dataset) -> int:
-    """Number of a model's outputs for one example, or one place, under a task: K for classes and symbols."""
+    """Number of a model's outputs for one example, or one position, under a task: K for classes and symbols."""
     if task == "binary":
         return 1
     if task == "next_symbol":
@@ -89,10 +89,10 @@ def own_model(
 ) -> Model:
     """Model of FILE.py:NAME, a function (input_shape, num_classes) -> a `Model` or a module, or a PyTorch class.
 
-    Its task is `task`, None for its own one; `head` names the head of a module.
+    `task` replaces the model's own task, unless it is None; `head` names the head of a module.
     """
     try:
-        made = _made(name, input_shape, outputs)
+        made = _make_own(name, input_shape, outputs)
     except Exception as error:
         raise InvalidInput(
             f"--model {name} fails for inputs of shape {tuple(input_shape)}: {describe_foreign_error(error)}"
@@ -102,16 +102,16 @@ def own_model(
             convert, named = from_flax, {} if head is None else {"head": head}
             if torch_modules.is_module(made):
                 convert = torch_modules.from_torch
-                if _made(name, input_shape, outputs) is not made:
-                    # Made anew for each seed.
-                    made = lambda seed: _made(name, input_shape, outputs)  # noqa: E731
+                if _make_own(name, input_shape, outputs) is not made:
+                    # Make a new module for each seed.
+                    made = lambda seed: _make_own(name, input_shape, outputs)  # noqa: E731
                 else:
-                    warnings.warn(f"--model {name} makes one module: all seeds start from its parameters", stacklevel=2)
+                    warnings.warn(f"--model {name} makes only one module: all seeds start from it", stacklevel=2)
             options: dict[str, Any] = {"input_dtype": input_dtype, "task": task or CLASSIFICATION, **named}
             return convert(made, input_shape, outputs, **options)
         if head is not None:
             raise InvalidInput("it is a Model, which has its head already: --head is for modules")
-        # The data says how many classes there are, but not how many outputs a model's own task has.
+        # The data gives the number of classes, but not the number of outputs of a model's own task.
         outputs = outputs if task is not None or made.task.kind == "classes" else made.num_classes
         made = made if task is None else made._replace(task=task)
         check_model(made, input_shape, outputs, input_dtype=input_dtype)
@@ -120,7 +120,7 @@ def own_model(
     return made
 
 
-def _made(name: str, input_shape: Sequence[int], outputs: int) -> Any:
+def _make_own(name: str, input_shape: Sequence[int], outputs: int) -> Any:
     """Model or module that FILE.py:NAME makes; a PyTorch class gets the argument num_classes, if it has one."""
     make = function("model", name)
     if not torch_modules.is_module_class(make):
@@ -132,26 +132,26 @@ def notes_on_model(spec: Spec, dataset: Dataset) -> list[str]:
     """Remarks on a model that does not fit the task or the method of a run."""
     notes = []
     if is_own(spec.model) and spec.task is not None:
-        made = _made(spec.model, dataset.input_shape, models_of(spec, dataset)[0].num_classes)
+        made = _make_own(spec.model, dataset.input_shape, models_of(spec, dataset)[0].num_classes)
         own = (made.task if isinstance(made, Model) else CLASSIFICATION).name
         if own not in (spec.task, CLASSIFICATION.name):
-            notes.append(f"--task {spec.task} takes the place of the model's own task, {own}, and of its scores")
+            notes.append(f"--task {spec.task} replaces the model's own task, {own}, and its scores")
     of_adapters = spec.method in METHODS and is_for_adapters(METHODS[spec.method])
-    for is_for, there, why in (
+    for is_for, find, why in (
         (spec.method == "fedbn", is_normalization, "normalization layers, so fedbn is fedavg"),
-        (of_adapters, find_adapters, "low-rank adapters, for which this method is"),
+        (of_adapters, find_adapters, "low-rank adapters, which this method is for"),
     ):
-        if is_for and not any(there(jax.eval_shape(models_of(spec, dataset)[0].init, jax.random.key(0)))):
+        if is_for and not any(find(jax.eval_shape(models_of(spec, dataset)[0].init, jax.random.key(0)))):
             notes.append(f"--model {label(spec.model)} has no {why}")
     return notes
 
 
 def check_scores(task: Task, target: float | None) -> None:
-    """Raise InvalidInput for scores of a task that files cannot tell apart, or a target that is none of the primary."""
-    names, fixed = [one.name for one in task.scores], Summary._fields
+    """Raise InvalidInput for scores of a task with equal or reserved names, or an impossible target."""
+    names, fixed = [score.name for score in task.scores], Summary._fields
     if taken := [name for name in names if name in fixed or names.count(name) > 1]:
         raise InvalidInput(
-            f"the score {taken[0]} of the task {task.name} needs a name of its own, none of {', '.join(fixed)}"
+            f"the score {taken[0]} of the task {task.name} needs a unique name, not one of {', '.join(fixed)}"
         )
     if target is not None and task.primary.percent and not 0 < target <= 100:
         raise InvalidInput(f"--target-accuracy is a percentage of {task.primary.name}, not {target:g}")
@@ -166,8 +166,8 @@ def _with_loss(name: str, model: Model, input_shape: Sequence[int], input_dtype:
     try:
         found = jax.eval_shape(loss, outputs, labels, jax.ShapeDtypeStruct((2,), bool))
     except Exception as error:
-        what, why = f"{describe_value(outputs)} and y {describe_value(labels)}", describe_foreign_error(error)
-        raise InvalidInput(f"--loss {name} fails for outputs {what}: {why}") from None
+        values, why = f"{describe_value(outputs)} and y {describe_value(labels)}", describe_foreign_error(error)
+        raise InvalidInput(f"--loss {name} fails for outputs {values}: {why}") from None
     if getattr(found, "shape", None) != () or not jnp.issubdtype(found.dtype, jnp.floating):
         raise InvalidInput(
             f"--loss {name} gives {describe_value(found)}, not one number, the mean over the real examples"
@@ -176,23 +176,23 @@ def _with_loss(name: str, model: Model, input_shape: Sequence[int], input_dtype:
 
 
 def network_positions(options: Options) -> list[int] | None:
-    """Position of each client's network, of the file of --networks; None without one."""
+    """Position of each client's network, from the file of --networks; None without this option."""
     if options.networks is None:
         return None
     name, number = options.networks, len(networks(options.model))
     try:
         found = json.loads(read(Path(name).expanduser()))
     except ValueError:
-        raise InvalidInput(f"--networks {name} is no JSON") from None
+        raise InvalidInput(f"--networks {name} is not JSON") from None
     if not isinstance(found, list) or not all(type(one) is int and 0 <= one < number for one in found):
-        raise InvalidInput(f"--networks {name} is no list of numbers from 0 to {number - 1}, one for each client")
-    if len(found) != (there := options.num_clients - options.held_out_clients):
-        raise InvalidInput(f"--networks {name} has {len(found)} entries, and there are {there} clients")
+        raise InvalidInput(f"--networks {name} is not a list of numbers from 0 to {number - 1}, one for each client")
+    if len(found) != (clients := options.num_clients - options.held_out_clients):
+        raise InvalidInput(f"--networks {name} has {len(found)} entries, and there are {clients} clients")
     return found
 
 
 def texts(options: Options) -> Dataset:
-    """The texts, as tokens of the model."""
+    """Short texts as tokens of the model."""
     if options.source not in ("auto", "files"):
         raise InvalidInput(f"--source {options.source}: {TEXTS} are read from files, apt-get install fortunes")
     return fortunes(weights_of(options).parent / "tokenizer.json", folder=options.data_dir or FOLDER)
@@ -238,7 +238,7 @@ def adapted(options: Options, model: Model, input_shape: tuple[int, ...], dtype:
     elif kind == "bottleneck":
         model = adapters.bottleneck(model, input_shape, size=size, **where)
     elif kind != "none":
-        # The same for all seeds, as all else that is frozen: runs of a sweep share it.
+        # Equal for all seeds, like everything that is frozen: the runs of a sweep share it.
         frozen = jax.random.key(0) if kind == "ffa_lora" else None
         model = adapters.lora(model, input_shape, rank=size, frozen_a=frozen, **where)
     return model if options.personal is None else split(model, personal=options.personal)
@@ -257,7 +257,7 @@ def frozen_layers(options: Options) -> int:
 
 
 def with_states(options: Options, dataset: Dataset, console: Console) -> Dataset:
-    """Dataset whose inputs are the states below the lowest adapter, computed once and cached; others as they are."""
+    """Dataset with states below the lowest adapter as inputs, computed once and cached; other datasets unchanged."""
     if options.model != "bert" or len(dataset.input_shape) != 1:
         return dataset
     layers, path, tokens = frozen_layers(options), weights_of(options), [dataset.train_x, dataset.test_x]

@@ -22,11 +22,11 @@ from experiments.spec.spec import Spec
 from pfl_jax.errors import Diverged, InvalidInput
 
 _REPEATED, _COUNTED = (*PROTOCOLS, VALIDATION, HONEST, ATTACKERS, "new_clients"), ("bytes_up", "bytes_down", "diverged")
-"""Entries that the summary repeats of the evaluation with the results, and of the last one."""
+"""Entries that the summary copies from the evaluation with the results, and from the last evaluation."""
 
 
 class RunDiverged(InvalidInput):
-    """A run that ended because clients or the server diverged, for a reason; `kept` says which results stay."""
+    """Error of a run that ended because clients or the server diverged; `kept` says which results stay."""
 
     def __init__(self, reason: str, kept: str = ""):
         super().__init__(f"{reason}{kept}")
@@ -82,10 +82,10 @@ def summary(run: ActiveRun) -> dict[str, Any]:
 
 
 def write(run: ActiveRun) -> dict[str, Any]:
-    """Write the summary of a finished run, and draw its curves if requested; return what is written."""
+    """Write the summary of a finished run, and draw its curves if requested; return the written summary."""
     written = run.folder.finish(summary(run))
     if run.experiment.spec.plot:
-        # Imported now: matplotlib takes seconds.
+        # Imported only here: matplotlib takes seconds.
         from experiments.show.curves import save_curves
 
         save_curves(run.folder.path)

@@ -84,7 +84,7 @@ def privacy_record(experiment: Experiment, rounds: int) -> dict[str, Any]:
 
 
 def identity(experiment: Experiment) -> dict[str, Any]:
-    """Identity of a run in its checkpoints: its configuration, and what affects the last bits of its results."""
+    """Identity of a run in its checkpoints: its configuration, and versions that affect its results' last bits."""
     spec = experiment.spec
     options = {flag(name): value for name, value in relevant_options(spec).items()}
     if not fixed_rounds(spec):
@@ -109,7 +109,7 @@ def check_identity(record: dict[str, Any], experiment: Experiment, folder: Path,
                 f"{stored['run'].get(name)}, {CONFIG} has {value}"
             )
     began, now = stored["made_with"], own["made_with"]
-    # Of other sources `resume.record_code` takes a note.
+    # `resume.record_code` notes other sources.
     names = now.keys() - source_versions()
     changed = [f"{name} {began[name]} then and {now[name]} now" for name in sorted(names) if began[name] != now[name]]
     if changed:
@@ -156,7 +156,7 @@ _IN_HEADLINE = {"method", "model", "preset", "rounds", "num_clients", "participa
 
 
 def headline(experiment: Experiment) -> str:
-    """One line that describes a run; the data source comes first, and other options that were given are its end."""
+    """One line that describes a run, from the data source to the other options that were given."""
     spec, counts = experiment.spec, np.asarray(experiment.data.train_count)
     sizes = f"{counts.min()}" if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
     unread = unread_by_method(spec.method, spec.hyper_parameters)

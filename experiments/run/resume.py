@@ -1,4 +1,4 @@
-"""Run that is resumed: an interrupted one, or one to which rounds are added."""
+"""Resumption of an interrupted run, or of a run to which rounds are added."""
 
 import contextlib
 import dataclasses
@@ -19,46 +19,46 @@ from experiments.spec.spec import Spec, stored_options
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 
-_OF_A_COMMAND: dict[str, Any] = {"resume": None, "out": None, "config": None, "tracker": None}
-"""Options that are not taken from the stored run, with the values used unless the resuming command gives its own: a
-tracker, for example, is executed only if that command names it."""
+_NOT_STORED: dict[str, Any] = {"resume": None, "out": None, "config": None, "tracker": None}
+"""Options that are not taken from the stored run -> values if the resuming command does not give them: a tracker, for
+example, is executed only if that command names it."""
 
 
 def resumed(spec: Spec) -> Spec:
-    """The run that --resume names, continued in its own folder.
+    """Run that --resume names, continued in its own folder.
 
-    What is given beside --resume must be what the run has, except for more rounds; InvalidInput says what differs.
+    Options beside --resume must equal the run's, except for more rounds; InvalidInput names a difference.
     """
     folder, given = Path(spec.resume or "").expanduser(), spec.given
     if "out" in given:
         raise InvalidInput("--out cannot be given with --resume: a run goes on in its own folder")
     if not (folder / CONFIG).is_file():
         began = (
-            "; it is starting now, or was killed while it did: then remove the folder, and start it again"
+            "; unless one is starting now, a run was killed at its start: remove the folder, and start it again"
             if (folder / METRICS).is_file()
             else ""
         )
-        raise InvalidInput(f"--resume {folder}: there is no run in it{began}")
+        raise InvalidInput(f"--resume {folder}: the folder has no run{began}")
     if "rounds" not in given:
         refuse_finished(folder)
     if not (folder / METRICS).is_file():
         raise InvalidInput(f"--resume {folder}: {METRICS} is missing")
     config = read_config(folder)
-    # All that can refuse the run comes before its own code is executed.
+    # All checks come before the run's own code is executed.
     with errors_of_config(folder):
         dataset = config["dataset"]
     if dataset != spec.dataset:
         raise InvalidInput(f"--resume {folder}: the run is on {dataset}, not {spec.dataset}")
     stored = spec_of(config, folder, named={kind: getattr(spec, kind) for kind in spec.own_code if kind in CODE})
-    # Never the processes that began it.
+    # The processes are always the command's, not the run's.
     taken = {name: spec.values[name] for name in (*given, *PROCESSES)}
-    asked = stored.having(taken | {"resume": str(folder), "out": str(folder)})
-    asked = dataclasses.replace(asked, own_code=stored.own_code | spec.own_code)
-    if differs := difference(asked.having({"rounds": stored.rounds}), config, finished=False):
+    requested = stored.having(taken | {"resume": str(folder), "out": str(folder)})
+    requested = dataclasses.replace(requested, own_code=stored.own_code | spec.own_code)
+    if differs := difference(requested.having({"rounds": stored.rounds}), config, finished=False):
         raise InvalidInput(f"--resume {folder}: the run has {differs}")
     if "rounds" in given:
         _check_rounds(folder, stored, spec.rounds)
-    return dataclasses.replace(asked, given=stored.given | given & {"rounds"})
+    return dataclasses.replace(requested, given=stored.given | given & {"rounds"})
 
 
 def refuse_finished(folder: Path, rounds: int = 0) -> None:
@@ -79,7 +79,7 @@ def _check_rounds(folder: Path, options: Options, rounds: int) -> None:
     elif rounds > options.rounds and (cause := fixed_rounds(options)):
         why = (
             f"rounds cannot be added to a run with {cause}: with --rounds {rounds} its earlier rounds would have been "
-            "others"
+            "different"
         )
     elif (folder / SUMMARY).exists() and not Checkpoints(folder / FOLDER).rounds():
         why = "rounds are added from the last checkpoint, and there is none: give runs --keep-state always"
@@ -94,15 +94,15 @@ def spec_of(
 
     Args:
       config, folder: the configuration, and the folder of its run.
-      prefix: of an error, before the folder.
-      named: values of options in CODE that the command itself gives: their files take the place of the folder's.
+      prefix: start of an error message, before the folder.
+      named: values of options in CODE that the command itself gives: their files replace the folder's.
 
     Raises:
-      InvalidInput: it was edited, a file of the user's own has another text now, or the command does not name one.
+      InvalidInput: the configuration was edited, or one of the user's own files has changed or is not named.
     """
     named = named or {}
     with errors_of_config(folder, prefix):
-        values = stored_options(config) | config["hyper_parameters"] | _OF_A_COMMAND
+        values = stored_options(config) | config["hyper_parameters"] | _NOT_STORED
         entries = config.get("own_code", {})
         own = [kind for kind in CODE if is_own(values.get(kind))]
         if bare := [kind for kind in own if kind not in entries]:
@@ -122,18 +122,18 @@ def spec_of(
             if is_own(named[kind]):
                 check_unchanged(kind, entries[kind] | {"file": str(path_of(named[kind]))})
         if values["epochs"] is None:
-            # There are --local-steps in their place.
+            # --local-steps replaces them.
             del values["epochs"]
         return dataclasses.replace(Spec.of(config["dataset"], **values), given=frozenset(config["given"]))
 
 
 class CodeNotNamed(InvalidInput):
-    """A run has files of the user's own, which the command does not name."""
+    """Error of a run with the user's own files, which the command does not name."""
 
 
 @contextlib.contextmanager
 def errors_of_config(folder: Path, prefix: str = "--resume ") -> Iterator[None]:
-    """Say of which configuration an error is."""
+    """Context that names the configuration in errors about it."""
     try:
         yield
     except CodeNotNamed as error:
@@ -141,7 +141,9 @@ def errors_of_config(folder: Path, prefix: str = "--resume ") -> Iterator[None]:
     except InvalidInput as error:
         raise InvalidInput(f"{prefix}{folder}: {CONFIG} cannot be used: {error}") from None
     except (KeyError, TypeError, AttributeError) as error:
-        raise InvalidInput(f"{prefix}{folder}: {CONFIG} is not a run's ({type(error).__name__}: {error})") from None
+        raise InvalidInput(
+            f"{prefix}{folder}: {CONFIG} is not a configuration of a run ({type(error).__name__}: {error})"
+        ) from None
 
 
 def add_rounds(folder: RunFolder, experiment: Experiment, done: int, notify: Callable[[str], None]) -> None:
@@ -150,18 +152,18 @@ def add_rounds(folder: RunFolder, experiment: Experiment, done: int, notify: Cal
     if config["options"]["rounds"] == rounds:
         return
     if (folder.path / SUMMARY).exists():
-        # Its digests are no longer those of the log, which has been cut off after the checkpoint.
+        # The summary no longer fits the log, which has been cut off after the checkpoint.
         last = read_json(folder.path / SUMMARY).get("rounds_done", 0)
         if done < last:
             notify(f"The last checkpoint is of round {done}: rounds {done + 1} to {last} are trained again.")
-    # The summary first: without it, the run is an unfinished one.
+    # Remove the summary first: without it, the run is unfinished.
     (folder.path / SUMMARY).unlink(missing_ok=True)
     more = {"options": config["options"] | {"rounds": rounds}, "given": sorted({*config["given"], "rounds"})}
     folder.write(CONFIG, config | more | privacy_record(experiment, rounds))
 
 
 def record_code(folder: RunFolder, notify: Callable[[str], None]) -> None:
-    """Write into a run's configuration that today's code goes on with it, unless it made all rounds so far."""
+    """Write into a run's configuration that today's code continues it, unless this code is listed there."""
     config = read_config(folder.path)
     known, today = versions_behind(config), code_version(config["options"]["method"])
     if today not in known:

@@ -1,4 +1,4 @@
-"""A run in progress: what its rounds are counted and recorded as."""
+"""A run in progress: counts and records of its rounds."""
 
 import contextlib
 import dataclasses
@@ -37,15 +37,15 @@ from pfl_jax.primitives.metrics import summarize
 
 @dataclass
 class Totals:
-    """Counts over the completed rounds of a run, which a checkpoint has.
+    """Counts over the completed rounds of a run, which checkpoints store.
 
     Attributes:
       diverged: how often a client was left out because it had diverged.
-      ended: whether the run diverged among others, which go on: it has no scores any more.
+      ended: whether the run diverged while other runs of its program go on; it then has no more scores.
       visits, seconds: examples visited, and time taken, in the rounds since the last evaluation.
-      elapsed: seconds since the run began, of all processes that had a part in it.
+      elapsed: run time in seconds, over all processes that continued the run.
       between: means by `trained` of the rounds since the last evaluation, see `run_folder.TRAINED_BETWEEN`.
-      starts: rounds completed when a process began its part; its first round includes compilation.
+      starts: numbers of completed rounds when a process began, whose first round includes compilation.
     """
 
     round: int = 0
@@ -61,7 +61,7 @@ class Totals:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "Totals":
-        """Totals of a checkpoint; earlier code may have written further ones, which are left out."""
+        """Totals of a checkpoint; further entries, from earlier code, are left out."""
         return cls(**{name: value for name, value in record.items() if name in cls.__dataclass_fields__})
 
 
@@ -88,7 +88,7 @@ class ActiveRun:
 
     @property
     def final(self) -> Line:
-        """Evaluation whose scores are the results of the run as it is now, see `best_round.final`."""
+        """Evaluation whose scores are the results of the run so far, see `best_round.final`."""
         spec = self.experiment.spec
         if spec.patience is None:
             return self.lines[-1]
@@ -97,14 +97,14 @@ class ActiveRun:
 
     @property
     def over(self) -> str:
-        """Over how many clients `accuracy` is, "5 of 8 clients"; "" where over all."""
+        """Number of clients behind `accuracy`, "5 of 8 clients"; "" for all clients."""
         latest = [line[self.experiment.spec.eval_protocol] for line in self.lines[-1:]]
         return load.coverage_text(latest, self.experiment.data.num_clients)
 
     @property
     def steady_speeds(self) -> list[float]:
-        """Examples per second between evaluations, without intervals that have a process's first round; of all
-        intervals if there are no others."""
+        """Examples per second between evaluations. Intervals with a process's first round are left out, unless there
+        are no others."""
         before, found = 0, []
         for line in self.lines:
             if not any(before <= start < line["round"] for start in self.counts.starts):
@@ -119,13 +119,12 @@ class ActiveRun:
         return {"counts": counts, "log": [len(log), digest(log)], "identity": identity(self.experiment)}
 
     def restore(self, record: dict[str, Any] | None, *, cut: bool = True) -> None:
-        """Go back to a checkpoint's record, None for the beginning: later lines of the log are cut off, and are written
-        anew."""
+        """Go back to a checkpoint's record, None for the beginning; later lines of the log are cut off."""
         log = self.folder.path / METRICS
         size, expected = record["log"] if record else (0, digest(b""))
         content = log.read_bytes()[:size] if log.is_file() else b""
         if digest(content) != expected:
-            raise InvalidInput(f"{log} is not as it was at the last checkpoint: start the run anew, in another folder")
+            raise InvalidInput(f"{log} has changed since the last checkpoint: start the run anew, in another folder")
         if cut:
             with log.open("r+b") as file:
                 file.truncate(size)
@@ -135,8 +134,8 @@ class ActiveRun:
             self._add(json.loads(line))
 
     def restore_from_log(self) -> bool:
-        """Go to the end of a run that lacks its summary alone, as after a full disk; whether it is such a run."""
-        # A damaged log is of no run that could end.
+        """Go to the end of a run that lacks only its summary, as after a full disk; return False for other runs."""
+        # A run with a damaged log is not complete.
         with contextlib.suppress(InvalidInput):
             self.lines = load.read_metrics(self.folder.path)
         if not self.is_complete:
@@ -147,7 +146,7 @@ class ActiveRun:
         return True
 
     def add(self, result: RoundResult, elapsed: float) -> None:
-        """Count a round, which ended so many seconds after the run began."""
+        """Count a round, which ended `elapsed` seconds after the run began."""
         counts, sent = self.counts, self.experiment.traffic
         counts.round, counts.elapsed = result.round, elapsed
         up, down = bytes_of_round(sent, result.arrived, result.info)
@@ -166,7 +165,7 @@ class ActiveRun:
         return int(visits(self.experiment.spec, counts[result.cohort]).sum())
 
     def evaluate(self, result: RoundResult) -> None:
-        """Record a round's evaluation, in the log and the trackers too."""
+        """Record a round's evaluation, also in the log and the trackers."""
         counts, newcomers = self.counts, result.newcomers
         apart = None if newcomers is None else {"received": newcomers[0], "trained": newcomers[1]}
         line = evaluation(result.round, _scores(result), self.experiment.counts_in(result.round), apart)
@@ -181,12 +180,12 @@ class ActiveRun:
         if info := info_record(result.info):
             line["info"] = info
         if counts.between:
-            line[TRAINED_BETWEEN] = {name: [one[name] for one in counts.between] for name in counts.between[0]}
+            line[TRAINED_BETWEEN] = {name: [means[name] for means in counts.between] for name in counts.between[0]}
             counts.between = []
         if self.experiment.privacy:
             line["epsilon"] = {budget.unit: budget.epsilon(result.round) for budget in self.experiment.privacy}
         counts.visits, counts.seconds = 0.0, 0.0
-        # Without noise, epsilon is infinite; Info has whatever a method tells.
+        # Epsilon is infinite without noise, and Info may have any numbers, but JSON is strict.
         line = strict(line)
         self._add(line)
         if self.track is not None:
@@ -195,7 +194,7 @@ class ActiveRun:
             self.track(line)
 
     def _phases(self, result: RoundResult) -> Line:
-        """Entries of an evaluation about the phases; none if the data do not change."""
+        """Entries of an evaluation about the phases; empty if the data do not change."""
         data, task = self.experiment.phases, self.experiment.counts.task
         if data is None or result.phases is None or result.untrained is None:
             return {}
@@ -238,7 +237,7 @@ class ActiveRun:
         return done == self.experiment.spec.rounds or self.has_ended()
 
     def has_reached_target(self) -> bool:
-        """Whether the latest evaluation has --target-accuracy, on validation examples if there are any."""
+        """Whether the latest evaluation reaches --target-accuracy, on validation examples if there are any."""
         spec, target = self.experiment.spec, self.experiment.spec.target_accuracy
         if target is None or not self.lines:
             return False
@@ -247,14 +246,14 @@ class ActiveRun:
         return mean is not None and (mean >= target if is_high else mean <= target)
 
     def has_ended(self) -> bool:
-        """Whether the run stops before its last round: at its target, or since its patience has ended."""
+        """Whether the run stops before its last round: it has reached its target, or its patience has run out."""
         patience = self.experiment.spec.patience if self.lines and VALIDATION in self.lines[-1] else None
         is_over = patience is not None and self.lines[-1]["round"] - self.final["round"] >= patience
         return is_over or self.has_reached_target()
 
 
 def visits(spec: Spec, counts: np.ndarray) -> np.ndarray:
-    """Examples [N] that clients with `counts` [N] training examples visit in a round, an example in each epoch."""
+    """Visits [N] of training examples by clients with `counts` [N] examples in a round; each epoch counts anew."""
     if spec.local_steps is None and not spec.drop_last:
         return counts * spec.hyper_parameters.get("epochs", 1)
     size = spec.hyper_parameters["batch_size"]

@@ -1,4 +1,4 @@
-"""Runs: one alone, a cell of a table, or several that share a program, trained together."""
+"""Execution of runs: a single run, a cell of a table, or several runs that share a program."""
 
 import dataclasses
 import math
@@ -39,12 +39,12 @@ def run(spec: Spec, console: Console | None = None, processes: Processes | None 
     """Do a run and write its folder; only errors go to stderr.
 
     Args:
-      spec: the run; with `resume`, the one that goes on in that folder.
-      console: place of notices, progress and results; stdout by default.
-      processes: that share the run; the first one writes.
+      spec: spec of the run; with `resume`, the run in that folder goes on.
+      console: console for notices, progress and results; stdout by default.
+      processes: processes that share the run; the first one writes.
 
     Returns:
-      The content of summary.json; nothing in other processes than the first.
+      The content of summary.json; in all processes but the first, an empty dictionary.
 
     Raises:
       InvalidInput: the run cannot be done, cannot go on, or has diverged.
@@ -63,7 +63,7 @@ def run_cell(spec: Spec, folder: str | Path, console: Console, compared: Compare
     """Do a run unless its folder already holds it, finished; return the content of summary.json.
 
     Raises:
-      InvalidInput: the folder holds something else or cannot be written, or the run is refused.
+      InvalidInput: the folder has other content or cannot be written, or the run is refused.
       KeyboardInterrupt: after SIGINT; the next call resumes from the run's last checkpoint, if it has one.
     """
     state = inspect(spec, folder, compared)
@@ -75,7 +75,7 @@ def run_cell(spec: Spec, folder: str | Path, console: Console, compared: Compare
         try:
             run(continued(spec.in_folder(folder)), console)
         finally:
-            # The next cell has other functions; nothing of this one's programs is used again but from the disk.
+            # The next cell has other functions, and can reuse this cell's programs only from the disk.
             jax.clear_caches()
     return read_summary(folder)
 
@@ -85,7 +85,7 @@ class SingleRun(RunDriver):
 
     def build(self, folders: Sequence[RunFolder], console: Console) -> list[ActiveRun]:
         experiment = build.build_experiment(self.specs[0], console, self.processes)
-        # The same in all processes, however full their machines are.
+        # All processes agree on it, however full their machines are.
         self.place = experiment.state_place()
         self.place = "host" if self.processes.agree(self.place == "host") else self.place
         return [ActiveRun(experiment, folders[0])]
@@ -122,8 +122,8 @@ MEMORY_SHARE = 0.5
 def run_together(specs: Sequence[Spec], console: Console) -> None:
     """Do unfinished runs that differ only in seeds and in the method's real-valued hyper-parameters.
 
-    Each has its folder, `out`; runs with checkpoints go on together, and then the others begin. Runs whose data change
-    go one after another.
+    Each run has its folder, `out`. Runs with checkpoints go on together, then the others begin. Runs whose data change
+    are done one after another.
     """
     if specs[0].phases is not None:
         # A sweep's program has one federation for all rounds.
@@ -136,16 +136,16 @@ def run_together(specs: Sequence[Spec], console: Console) -> None:
     specs = [continued(spec) for spec in specs]
     begun, new = ([spec for spec in specs if bool(spec.resume) is resumes] for resumes in (True, False))
     rounds = [{*Checkpoints(Path(str(spec.resume)) / FOLDER).rounds()} for spec in begun]
-    # Without a common round, one of them went on by itself.
+    # Without a common round, some run went on alone earlier, and each goes on alone.
     parts = [begun] if rounds and set.intersection(*rounds) else [[spec] for spec in begun]
     if new:
-        at_once = _at_once(Together(new[:1], dataset, used))
+        at_once = _runs_at_once(JointRuns(new[:1], dataset, used))
         parts += [new[start : start + at_once] for start in range(0, len(new), at_once)]
     for part in parts:
-        Together(part, dataset, used).drive(console)
+        JointRuns(part, dataset, used).drive(console)
 
 
-class Together(RunDriver):
+class JointRuns(RunDriver):
     """Runs that share one program."""
 
     def __init__(self, specs: Sequence[Spec], dataset: Dataset, used: Sequence[Any]):
@@ -182,12 +182,12 @@ class Together(RunDriver):
             mesh=simulate.client_mesh(list(self.used[: len(self.runs)])),
             donate=True,
         ):
-            # Alone, such a run would end here.
+            # A single run would end here.
             for run, finite in zip(self.runs, result.finite, strict=True):
                 if not (np.any(finite) if skips else np.all(finite)) and not run.counts.ended and not run.has_ended():
                     run.counts.ended = True
                     print_notice(console, f"round {result.round}: the run in {run.folder.path} has diverged")
-            yield [_of_run(result, index, ended=run.counts.ended) for index, run in enumerate(self.runs)]
+            yield [_result_of_run(result, index, ended=run.counts.ended) for index, run in enumerate(self.runs)]
 
     def states(self, state: State) -> Iterable[State]:
         # One after another: all at once would be another copy of all states.
@@ -197,8 +197,8 @@ class Together(RunDriver):
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
 
 
-def _at_once(group: Together) -> int:
-    """Number of runs that fit into memory, at least one."""
+def _runs_at_once(group: JointRuns) -> int:
+    """Number of runs that fit into memory together, at least one."""
     data, values = federated.select_run(group.data, 0), group.first.spec.real_numbers()
     needed = sweep.bytes_of_runs(_factory(group.first), data, group.first.settings, values)
     # On CPUs all devices share one memory.
@@ -207,13 +207,13 @@ def _at_once(group: Together) -> int:
 
 
 def _factory(experiment: Experiment) -> sweep.MakeMethod:
-    # `sweep.run` keeps the function, and with it what the function holds.
+    # `sweep.run` keeps the function and everything that it refers to, so leave out the inputs.
     spec, dataset = experiment.spec, without_inputs(experiment.dataset)
     return lambda **values: build.make_method(spec, dataset, **values)
 
 
-def _of_run(result: RoundResult, index: int, *, ended: bool) -> RoundResult:
-    """Result of one run, with the state of all; one that has diverged has no scores any more."""
+def _result_of_run(result: RoundResult, index: int, *, ended: bool) -> RoundResult:
+    """Result of one run, with the joint state of all runs; a run that has ended by divergence has no more scores."""
     names = ("cohort", "arrived", "finite", "received", "trained", "before_aggregation")
     own = {name: gather(getattr(result, name), index) for name in names}
     if ended:

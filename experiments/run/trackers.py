@@ -27,7 +27,7 @@ Track = Callable[[Line], object]
 
 
 def scalars(line: Line) -> dict[str, float]:
-    """All finite numbers of an evaluation but the round and its Info, as "received/mean" or "seconds"."""
+    """Finite numbers of an evaluation by names such as "received/mean" or "seconds", without the round and Info."""
     left_out = {name for name, value in line.items() if isinstance(value, list)} | {"round", "info"}
     leaves = jax.tree.leaves_with_path({name: value for name, value in line.items() if name not in left_out})
     return {
@@ -43,24 +43,24 @@ def _configuration(folder: RunFolder) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def open_trackers(folder: RunFolder, options: Options) -> Iterator[Track]:
-    """Receiver of a run's evaluations beside its log: the trackers that the options ask for."""
+    """Context with a function that sends a run's evaluations to all trackers that the options request."""
     opened = [_tensorboard(folder)] if options.tensorboard else []
     opened += [_wandb(folder)] if options.wandb else []
-    opened += [_own(options.tracker, folder)] if options.tracker else []
+    opened += [_own_tracker(options.tracker, folder)] if options.tracker else []
     with contextlib.ExitStack() as stack:
-        tracks = [stack.enter_context(one) for one in opened]
+        tracks = [stack.enter_context(tracker) for tracker in opened]
         yield lambda line: [track(line) for track in tracks]
 
 
 @contextlib.contextmanager
 def _tensorboard(folder: RunFolder) -> Iterator[Track]:
-    # Imported now: protobuf takes its time.
+    # Imported only here: protobuf takes its time.
     from tensorboardX import SummaryWriter
 
     place, past = folder.path / TENSORBOARD, read_metrics(folder.path)
     first = past[-1]["round"] + 1 if past else 1
     try:
-        # TensorBoard hides what a resumed run writes a second time.
+        # TensorBoard then hides the old values of rounds that a resumed run does again.
         writer = SummaryWriter(str(place), purge_step=first, filename_suffix=f".{first}")
     except OSError as error:
         raise InvalidInput(f"cannot write {place}: {error.strerror or error}") from None
@@ -75,25 +75,24 @@ def _tensorboard(folder: RunFolder) -> Iterator[Track]:
 
 
 @contextlib.contextmanager
-def _own(name: str, folder: RunFolder) -> Iterator[Track]:
-    """Tracker FILE.py:NAME, a function of the configuration, with the run's folder, that returns a function (round,
-    scores)."""
+def _own_tracker(name: str, folder: RunFolder) -> Iterator[Track]:
+    """Tracker FILE.py:NAME, a function of the configuration and the folder that returns a function (round, scores)."""
 
-    def called(of: Callable[..., Any], *arguments: Any) -> Any:
+    def call(target: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return of(*arguments)
+            return target(*arguments)
         except Exception as error:
             raise InvalidInput(f"--tracker {name}: {describe_foreign_error(error)}") from error
 
-    receive = called(function("tracker", name), _configuration(folder) | {"folder": str(folder.path)})
+    receive = call(function("tracker", name), _configuration(folder) | {"folder": str(folder.path)})
     if not callable(receive):
         raise InvalidInput(f"--tracker {name} returns {describe_value(receive)}, not a function (round, scores)")
-    yield lambda line: called(receive, line["round"], scalars(line))
+    yield lambda line: call(receive, line["round"], scalars(line))
 
 
 @contextlib.contextmanager
 def _wandb(folder: RunFolder) -> Iterator[Track]:
-    """Run at W&B, configured by its environment variables; its steps are rounds, and it ignores those that it has."""
+    """Run at W&B, configured by W&B's environment variables; steps are rounds, and W&B ignores rounds that it has."""
     # Not among the requirements.
     wandb: Any = importlib.import_module("wandb")
     place = folder.path / WANDB_ID
@@ -114,7 +113,7 @@ def _wandb(folder: RunFolder) -> Iterator[Track]:
     def track(line: Line) -> None:
         handle.log(scalars(line), step=line["round"])
 
-    # Leaving it tells W&B whether the run has failed.
+    # The end of this context tells W&B whether the run has failed.
     with handle:
         if known is None:
             folder.write(WANDB_ID, {"id": handle.id})

@@ -2,5 +2,5 @@
 
 import logging
 
-# At its import Matplotlib would warn users whose home folder cannot be written that its cache is a temporary one.
+# When it is imported, Matplotlib would warn of a temporary cache if the home folder cannot be written.
 logging.getLogger("matplotlib").setLevel(logging.ERROR)

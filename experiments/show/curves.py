@@ -42,13 +42,13 @@ def plot_curves(
       runs: a folder of runs, or several: folders of single runs, sweeps or tables, or folders above them.
       path: file to write, .pdf, .svg or .png.
       protocol: evaluation protocol of the scores; None for the one that most of the runs report.
-      width: of the picture in inches; 3.3 is a column of most conferences.
-      band: over the seeds: the sample standard deviation on both sides of the mean, its 95 % interval (Student's t), or
-        from the lowest to the highest run. There is none for a single seed.
+      width: width of the picture in inches; 3.3 is a column of most conferences.
+      band: band over the seeds: the sample standard deviation on both sides of the mean, its 95 % interval (Student's
+        t), or from the lowest to the highest run. A single seed has no band.
       names: short names for methods or settings, "SHORT=NAME" each.
 
     Raises:
-      InvalidInput: a folder has no runs, they have different data or scores, or none, or `path` cannot be written.
+      InvalidInput: a folder has no runs, the runs differ in data or scores or have none, or `path` cannot be written.
 
     Example:
       plot_curves("runs/first", "curves.pdf", band="interval", names=["Ours=fedpac"])
@@ -71,47 +71,47 @@ def save_picture(
     """Draw curves of groups of runs: as `picture` or, with a width, as `plot_curves` for a column of a paper."""
     check_alike(groups, "drawn together")
     if len({one.label for one in groups}) < len(groups):
-        raise InvalidInput("a picture shows one setting of each name: give --name, or fewer runs")
+        raise InvalidInput("several settings have the same name: give --name, or fewer runs")
     by = protocol or headline(groups)
-    there = [one for one in groups if one.curve(by)[0]]
-    if not there:
+    evaluated = [one for one in groups if one.curve(by)[0]]
+    if not evaluated:
         raise InvalidInput(f"no run has been evaluated yet by {by}: there is nothing to draw")
     if width is None:
         save(picture(groups), path)
     else:
         frame = over_runs(
-            pd.concat([rows_of(one.label, *one.curve(by), y_label=one.first.axis) for one in there]), band
+            pd.concat([rows_of(one.label, *one.curve(by), y_label=one.first.axis) for one in evaluated]), band
         )
         save(chart("", "", lines, frame, inches=(width, 0.68 * width)), path, style=PAPER)
 
 
-def shown(groups: Sequence[Group]) -> list[Group]:
-    """Groups that a chart shows, in their order: the best ones."""
-    there = [one for one in groups if one.rounds]
-    first, on = headline(groups), chosen_on(there)
-    best = sorted(there, key=lambda one: goodness(one, first, on), reverse=True)[:MOST_LINES]
-    return [one for one in there if one in best]
+def shown_groups(groups: Sequence[Group]) -> list[Group]:
+    """Groups that a chart shows: the best ones, in the order of `groups`."""
+    evaluated = [one for one in groups if one.rounds]
+    first, on = headline(groups), chosen_on(evaluated)
+    best = sorted(evaluated, key=lambda one: goodness(one, first, on), reverse=True)[:MOST_LINES]
+    return [one for one in evaluated if one in best]
 
 
 def left_out(groups: Sequence[Group]) -> str:
     """Remark on the groups that a chart does not show; "" if it shows all."""
-    there = [one for one in groups if one.rounds]
-    if len(there) <= MOST_LINES:
+    every = [one for one in groups if one.rounds]
+    if len(every) <= MOST_LINES:
         return ""
-    return f"The best {MOST_LINES} of {len(there)} settings on {chosen_on(there)} examples, by {headline(groups)}."
+    return f"The best {MOST_LINES} of {len(every)} settings on {chosen_on(every)} examples, by {headline(groups)}."
 
 
 def over_rounds(groups: Sequence[Group], protocol: Protocol) -> pd.DataFrame:
-    """Frame of the curves of some groups for `draw.lines`; one without values keeps its color.
+    """Frame of the curves of some groups for `draw.lines`; a group without values keeps its color.
 
-    Lines are means over clients and seeds. A single run has a band for the spread over its clients,
-    several seeds one from the lowest to the highest.
+    Lines are means over clients and seeds. A single run has a band for the spread over its clients; several seeds have
+    a band from the lowest to the highest.
     """
     tables = [rows_of(one.label, *one.curve(protocol), y_label=one.first.axis) for one in groups]
     rows = pd.concat([table for table in tables if len(table)] or tables[:1])
     frame = over_runs(rows.assign(line=pd.Categorical(rows.line, [one.label for one in groups])))
     if is_single(groups):
-        # Runs of very many clients have no scores of each.
+        # Runs of very many clients do not store each client's scores.
         (group,) = groups
         clients = [values for number in frame[ROUND] for values in group.per_client(group.lines(number), protocol)]
         if len(clients) == len(frame):
@@ -133,8 +133,8 @@ def explained_band(groups: Sequence[Group]) -> str:
 
 
 def curves(groups: Sequence[Group], main: Group | None = None) -> list[Panel]:
-    """Curves of each protocol over the rounds, the paper's result at their ends if there is one; `main` stands out."""
-    some, panels = shown(groups), []
+    """Curves of each protocol over the rounds, with the paper's results, if any, at their ends; `main` stands out."""
+    some, panels = shown_groups(groups), []
     stands_out = some[0] if len(some) == 1 else main
     for protocol in ordered(groups) if some else ():
         frame = over_rounds(some, protocol)
@@ -152,7 +152,7 @@ def curves(groups: Sequence[Group], main: Group | None = None) -> list[Panel]:
 
 def picture(groups: Sequence[Group], main: Group | None = None) -> Picture:
     """Picture of the curves, see `curves`; at least one group has an evaluation."""
-    some = shown(groups)
+    some = shown_groups(groups)
     title = f"{some[0].method} on {some[0].first.data}" if is_single(some) else some[0].first.data
     sentences = ["Means over clients.", explained_band(some), left_out(groups)]
     papers = {f"{one.source} ({one.accuracy_percent:.2f})" for group in some if (one := group.published)}

@@ -1,6 +1,6 @@
 """Drawings: functions (axes, frame) -> None over plain matplotlib.
 
-A frame has the names of its axes: `lines` takes columns, the others an index and columns with names.
+A frame names the axes: for `lines` by its columns, for the others by the names of its index and columns.
 """
 
 import textwrap
@@ -22,14 +22,14 @@ ROUND, ACCURACY = "round", "accuracy in %"
 """Labels of the usual axes."""
 
 COLORS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#B07800", "#3A8FC7", "#666666", "#8B4513", "#4B0082")
-"""Okabe and Ito's colors for color-blind readers, the pale ones darker; three more."""
+"""Okabe and Ito's colors for color-blind readers, with darker shades of the pale ones, and three more colors."""
 
 DASHES = tuple((0, dashes) for dashes in ((4, 1.5), (6, 1.5, 1, 1.5), (1, 1.5), (8, 2), (4, 1, 1, 1, 1, 1), (2, 1)))
 DASHES += ((0, (8, 2, 2, 2)), (0, (6, 1, 6, 1, 1, 1)), (0, (3, 3)))
-"""Strokes and gaps in widths of the line, for each color; none is the solid line of a main method."""
+"""Strokes and gaps, in widths of the line, for each color; only the main method's line is solid."""
 
 MARKERS = "os^Dvx"
-"""Shapes of the points of clients; there are no more clients than these."""
+"""Shapes of the points of clients, which also limit the number of clients."""
 
 
 def rows_of(line: str, x: Sequence[float], runs: Any, *, x_label: str = ROUND, y_label: str = ACCURACY) -> pd.DataFrame:
@@ -76,8 +76,8 @@ def lines(
     """Lines over a common axis, each with a band where there is one.
 
     Args:
-      frame: columns line, x, y, and perhaps "low" and "high"; categories of the first column are all lines in their
-        order, one without rows keeps its color.
+      frame: columns line, x, y, and perhaps "low" and "high"; categories of the first column, if any, are all lines in
+        order, and a line without rows keeps its color.
       main: line that stands out.
       points: line -> single point that belongs to it, such as a published result.
       is_spaced: draw the values of x at equal distances.
@@ -118,7 +118,7 @@ def lines(
 
 
 def bars(axes: "Axes", frame: pd.DataFrame, *, level: float | None = None, level_label: str = "") -> None:
-    """Bars side by side in one color for each column, NaN for none; `level` is a named line for comparison."""
+    """Bars side by side, in one color for each column, without bars for NaN; `level` is a line for comparison."""
     axes.set(xlabel=frame.index.name, ylabel=frame.columns.name)
     axes.set_prop_cycle(color=("#777777", *COLORS))
     for name in frame:
@@ -144,11 +144,11 @@ def matrix(
 
     Args:
       frame: numbers, with the names of rows and columns.
-      unit: of the numbers, for the bar beside the map.
-      limits: numbers that are white and black.
+      unit: unit of the numbers, for the bar beside the map.
+      limits: numbers that are drawn in white and in black.
       blocks: numbers of rows, and of columns, between dividing lines.
       totals: heights of bars above the columns.
-      is_square: whether cells are.
+      is_square: whether cells are squares.
     """
     image = axes.imshow(frame.to_numpy(float), "Greys", interpolation="none", aspect="equal" if is_square else "auto")
     image.set_clim(*limits)
@@ -161,7 +161,7 @@ def matrix(
         ticks = range(0, len(names), -(-len(names) // 12))
         set_ticks(ticks, [str(names[tick]) for tick in ticks], fontsize=7)
     bar = axes.figure.colorbar(image, ax=axes, aspect=30, label=unit)
-    # As one image, not as a shape for each of its shades.
+    # Store the bar as one image, not as a shape for each shade.
     bar.solids.set_rasterized(True)  # pyright: ignore
     if totals:
         above = axes.inset_axes((0, 1.03, 1, 0.22), sharex=axes)
@@ -170,13 +170,13 @@ def matrix(
 
 
 def grays(frames: Sequence[pd.DataFrame]) -> tuple[float, float]:
-    """Common `limits` of some maps; on a scale up to 1, equal weights of many clients would look white."""
+    """Common `limits` of some maps, since equal weights of many clients would look white on a scale up to 1."""
     low, high = (float(pick([pick(frame.to_numpy(float)) for frame in frames])) for pick in (np.nanmin, np.nanmax))
     return min(0.0, low), max(0.0, high) or 1.0
 
 
 def ranks(axes: "Axes", frame: pd.DataFrame, *, least: float) -> None:
-    """Mean ranks by method, one column, the best first; bars reach to those that are less than `least` away."""
+    """Mean ranks by method, one column, the best first; bars reach to methods that are less than `least` away."""
     values = frame.iloc[:, 0].to_numpy(float)
     axes.grid(axis="x")
     axes.set(xlabel=frame.columns[0])

@@ -24,16 +24,16 @@ PAPER = [*STYLE, Path(__file__).with_name("paper.mplstyle")]
 """Styles of matplotlib; the second one is for a column of a paper."""
 
 LINE = 0.135
-"""Inches of a line of text."""
+"""Height of a line of text in inches."""
 PAGE_WIDTH = 3.7
-"""Inches of a panel on a page: a telephone of 390 pixels shows it in its full size."""
+"""Width of a panel on a page in inches: a telephone of 390 pixels shows it in full size."""
 
 _filled = functools.partial(textwrap.fill, break_on_hyphens=False, break_long_words=False)
 _wrapped = functools.partial(textwrap.wrap, break_on_hyphens=False, break_long_words=False)
 
 
 class Panel(NamedTuple):
-    """A frame and the function (axes, frame) with its options that draws it, and width and height in inches."""
+    """A frame, the function (axes, frame) that draws it, and width and height in inches."""
 
     title: str
     draw: functools.partial[None]
@@ -42,7 +42,7 @@ class Panel(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """Panels in reading order; the caption has all settings that differ from the paper's."""
+    """Panels in reading order; the caption names all settings that differ from the paper's."""
 
     title: str
     caption: str
@@ -64,19 +64,19 @@ class Picture(NamedTuple):
         }
 
     def digest(self) -> str:
-        """Digest of all numbers and words, whatever draws them; drawings have it in their files."""
+        """Digest of all numbers and words, whatever program draws them; files of drawings contain the digest."""
         return hashlib.sha256(json.dumps(self.record(), sort_keys=True).encode()).hexdigest()
 
 
 def chart(title: str, caption: str, draw: Callable[..., None], frame: pd.DataFrame, **options: Any) -> Picture:
-    """Picture of one panel, whose function has these options; `inches` among them is its size."""
+    """Picture of one panel; `options` are for the drawing function, except `inches`, the panel's size."""
     size = {"inches": options.pop("inches")} if "inches" in options else {}
     return Picture(title, caption, [Panel("", functools.partial(draw, **options), frame, **size)])
 
 
 def draw(picture: Picture, style: Sequence[Path] = STYLE, *, is_narrow: bool = False) -> "Figure":
-    """Draw the picture as a matplotlib figure, without pyplot; legends are beside the panels, of narrow ones above."""
-    # Imported now: it takes seconds.
+    """Draw the picture as a matplotlib figure, without pyplot; legends are beside the panels, or above narrow ones."""
+    # Imported only here: it takes seconds.
     from matplotlib import style as styles
     from matplotlib.figure import Figure
 
@@ -110,7 +110,7 @@ def draw(picture: Picture, style: Sequence[Path] = STYLE, *, is_narrow: bool = F
 def save(picture: Picture, *paths: Path, style: Sequence[Path] = STYLE) -> None:
     """Draw a picture into files, each written atomically; their names end in .png, .svg or .pdf.
 
-    Without the time, so that equal pictures give equal files.
+    Files leave out the time, so that equal pictures give equal files.
     """
     from matplotlib import style as styles
 

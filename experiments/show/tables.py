@@ -11,7 +11,7 @@ import rich.table
 from rich import box
 
 from experiments.folder.best_round import best, phase_summary
-from experiments.folder.load import coverage_text, measured
+from experiments.folder.load import coverage_text, protocols_of
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, Line, score_text
 from experiments.folder.stored_runs import NOTHING as NOTHING
 from experiments.spec.choices import Protocol
@@ -33,9 +33,9 @@ def score(value: float | None, *, percent: bool) -> str:
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[int] | None = (0,)) -> str:
-    """Table in Markdown, with numbers in all columns but those numbered in `words`, None for all."""
+    """Table in Markdown; columns hold numbers, except columns whose index is in `words` (None: all columns)."""
     under = ["---" if words is None or index in words else "---:" for index in range(len(heads))]
-    # Also within code, where a table's cell ends at a bar all the same.
+    # Escape bars also within code, where they end a table's cell too.
     cells = ([" ".join(cell.split()).replace("|", r"\|") for cell in row] for row in [heads, under, *rows])
     return "".join(f"| {' | '.join(row)} |\n" for row in cells)
 
@@ -49,16 +49,16 @@ _LATEX = {
     "†": r"$^\dagger$",
     "\N{MINUS SIGN}": "$-$",
 }
-"""Character -> how LaTeX has it."""
+"""Character -> its LaTeX code."""
 
 
 def _latex(text: str) -> str:
-    """Text as LaTeX prints it, **bold** if it is so, with minus signs before numbers that stand alone."""
+    """Text as LaTeX code, with **bold** as bold, and minus signs before numbers that stand alone."""
     # Two hyphens, as before an option, would be a dash.
     escaped = "".join(_LATEX.get(character, character) for character in text).replace("--", "-{}-")
     escaped = re.sub(r"(?<!\S)-(?=\d)", "$-$", escaped).replace("—", "--").replace(r" \%", r"~\%")
     bold = re.sub(r"^\*\*(.*)\*\*$", r"\\textbf{\1}", escaped)
-    # After the end of a row, LaTeX takes these for its own.
+    # After the end of a row, LaTeX would read these as its own syntax.
     return f"{{}}{bold}" if bold.startswith(("[", "*")) else bold
 
 
@@ -74,7 +74,7 @@ class Table(NamedTuple):
 
     @classmethod
     def of(cls, title: str, rows: Sequence[Mapping[str, str | None]], strong: Sequence[int] = ()) -> "Table":
-        """Table of rows by the heads of their columns; columns without any content are left out."""
+        """Table of rows, which map the head of a column to a text; columns without any content are left out."""
         names = dict.fromkeys(itertools.chain.from_iterable(rows))
         heads = [name for name in names if any(row.get(name) for row in rows)]
         return cls(title, heads, [[row.get(name) or NOTHING for name in heads] for row in rows], strong=strong)
@@ -86,7 +86,7 @@ class Table(NamedTuple):
         return [all(number.match(row[index]) for row in self.rows) for index in range(len(self.heads))]
 
     def terminal(self, ends: Collection[int] = (), **options: Any) -> rich.table.Table:
-        """The table without its notes for rich, whose `options` these are, with lines below the rows `ends`."""
+        """Table for rich, with rich's `options`, without notes, and with lines below the rows `ends`."""
         table = rich.table.Table(title=self.title, **options)
         for head, has_numbers in zip(self.heads, self.has_numbers, strict=True):
             widest = max((len(word) for word in head.split()), default=0)
@@ -96,8 +96,8 @@ class Table(NamedTuple):
         return table
 
     def text(self, ending: str) -> str:
-        """The table as a file whose name ends in .md, .csv, or .tex for the package booktabs, its notes as comments."""
-        # Imported now: the table at the end of a run does without it.
+        """Content of a file: .md, .csv, or .tex for the package booktabs, with the notes as comments."""
+        # Imported only here: the table at the end of a run does without it.
         import pandas as pd
 
         if ending == ".csv":
@@ -132,15 +132,15 @@ def results_table(
 ) -> rich.table.Table:
     """Content of `Summary` for each protocol, last and best round, and new clients, as a table for rich.
 
-    The best round is that with the best mean over clients, on validation examples if there are; where another one has
-    the best mean over examples, it has a line of its own. `paper` is the published accuracy for exactly this setting,
-    by the protocol `paper_by`.
+    The best round has the best mean over clients, on validation examples if there are any. If another round has the
+    best mean over examples, it gets its own line. `paper` is the published accuracy for exactly this setting, by the
+    protocol `paper_by`.
     """
     last, primary = lines[-1], task.primary
     is_high, everyone = primary.higher_is_better, len(last["received_per_client"])
     rows, ends, is_partial = list[dict[str, str]](), set[int](), False
     text = functools.partial(score, percent=primary.percent)
-    for protocol in sorted(measured(last), key=lambda name: name != headline):
+    for protocol in sorted(protocols_of(last), key=lambda name: name != headline):
         found = {"last": last, "best": best(lines, protocol, higher_is_better=is_high)}
         if (pooled := best(lines, protocol, "examples", higher_is_better=is_high)) is not found["best"]:
             found["best pooled"] = pooled
@@ -173,7 +173,7 @@ def results_table(
 
 
 def _figures(summary: dict[str, Any], task: Task) -> dict[str, str]:
-    """Head of a column -> value of a summary over clients; a round between evaluations has means alone."""
+    """Head of a column -> value of a summary over clients; a round between evaluations has only means."""
     primary, *others = task.scores
     named = {"mean": "mean", "pooled": "pooled", "std": "std", "worst 10%": "worst_decile"}
     figures = {head: score(summary.get(name), percent=primary.percent) for head, name in named.items()}
@@ -188,7 +188,7 @@ def page(template: Path, *, is_html: bool = False, **values: Any) -> str:
 
     Blanks at the ends of lines and repeated blank lines are removed.
     """
-    # Imported now: the table at the end of a run does without it.
+    # Imported only here: the table at the end of a run does without it.
     import jinja2
 
     environment = jinja2.Environment(

@@ -1,4 +1,4 @@
-"""Runs as values: their options with notes, presets, own code and data, and the options that results depend on.
+"""Runs as values: options with notes, presets, the user's own code, and the options that results depend on.
 
 from experiments.spec.spec import Spec
 """

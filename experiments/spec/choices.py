@@ -1,4 +1,4 @@
-"""Values of options that are words, and names of the experiments that differ from the others."""
+"""Words that options accept as values, and names of experiments that differ from the others."""
 
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
@@ -10,7 +10,7 @@ from pfl_jax.tasks import TASKS
 from pfl_jax.validation import Count, Range, Words
 
 PRETRAINED = ("bert", "vit")
-"""Models beside MODELS, which begin with the weights of --weights."""
+"""Models that start from the weights of --weights; they are not in MODELS."""
 
 if TYPE_CHECKING:
     MethodName: TypeAlias = str
@@ -31,22 +31,22 @@ OnNaN = Literal["stop", "skip-client"]
 
 ADAPTERS = Words(("none", "linear_probe"), {"lora": Count, "ffa_lora": Count, "bottleneck": Count, "prompts": Count})
 """Values of --adapter: kind and rank, width or number of tokens."""
-OF_LAYERS = ("lora", "ffa_lora", "bottleneck")
-"""Kinds of --adapter that are put beside layers."""
+LAYER_ADAPTERS = ("lora", "ffa_lora", "bottleneck")
+"""Kinds of --adapter that are added to layers."""
 SIZED = ("grouped", "pathological", "dirichlet", "iid")
-"""Partitions that are drawn."""
+"""Partitions that are drawn, with sizes of the clients as options."""
 
 FromZero = Annotated[int, Range(0)]
 Share = Annotated[float, Range(0, 1, above=True, below=True)]
 
 CUSTOM = "custom"
-"""The experiment on the user's own data."""
+"""Experiment on the user's own data."""
 WITH_FILES = (CUSTOM, *NATURAL)
-"""The experiments on files that --data names."""
+"""Experiments on files that --data names."""
 TEXTS = "fortunes"
-"""The experiment on short texts."""
+"""Experiment on short texts."""
 TARGETS = ("regression", "multi_label", "next_symbol")
-"""Values of --task for which labels are no classes."""
+"""Values of --task whose labels are not classes."""
 
 Protocol = Literal["received", "trained", "before_aggregation"]
 ALWAYS: tuple[Protocol, ...] = ("received", "trained")

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from experiments.spec.groups import Training
-from experiments.spec.option_notes import Option, flag, is_own, noted
+from experiments.spec.option_notes import Option, flag, is_own, with_note
 from experiments.spec.options import KINDS, unread
 from experiments.spec.own_code import method_factory, option_kind
 from pfl_jax.base import Method
@@ -25,7 +25,7 @@ TRAINING_HYPER_PARAMETERS = Training.of_methods
 
 
 def method_options(name: str) -> dict[str, Option]:
-    """Hyper-parameters of a method, a key of METHODS or FILE.py:NAME: of its factory, and of its recipes."""
+    """Hyper-parameters of a method (a key of METHODS or FILE.py:NAME), from its factory and its recipes."""
     return _options(name, method_factory(name))
 
 
@@ -50,7 +50,7 @@ def _options(name: str, factory: Callable[..., Method]) -> dict[str, Option]:
             )
         kinds |= {one.name: option_kind(name, one) for one in own.values()}
     for one in TRAINING_HYPER_PARAMETERS:
-        # The recipe of a run always has a number, and not an optimizer in its place.
+        # On the command line, these are always numbers, never optimizers.
         kinds[one] = Annotated[type(values[one]), range_of(kinds[one])]
     others = [one for one in values if one not in own and one not in get_type_hints(LocalTraining)]
     texts = {one: text[:1].upper() + text[1:] for one, text in texts.items()}
@@ -78,26 +78,26 @@ def entries(entity: Any, section: str) -> dict[str, str]:
 
 
 def documented_info(factory: Callable[..., Method]) -> dict[str, str]:
-    """Name -> shape and meaning of a method's `Info`, as the section "Info" of its factory's docstring has them."""
+    """Name -> shape and meaning of a method's `Info`, from the section "Info" of its factory's docstring."""
     return entries(function_of(factory), "Info")
 
 
 def real_numbers(method: str, values: dict[str, Any]) -> dict[str, float]:
-    """Hyper-parameters that can be inputs of a compiled program: with a real type, and a real value among `values`."""
+    """Hyper-parameters that can be inputs of a compiled program: their types and their values are real."""
     real = {name for name, option in method_options(method).items() if float in parts(option.kind)}
     real -= unread(values).keys()
     return {name: value for name, value in values.items() if name in real and isinstance(value, float)}
 
 
 def unread_by_method(method: str, values: dict[str, Any]) -> dict[str, str]:
-    """Hyper-parameters that a method does not read with the values of all -> why not, see `options.unread`."""
-    return unread(values, noted(annotations(method_factory(method)), ReadWith))
+    """Hyper-parameters that a method does not read, given the values of all -> reason, see `options.unread`."""
+    return unread(values, with_note(annotations(method_factory(method)), ReadWith))
 
 
 def read_at_init(method: str) -> set[str]:
     """Hyper-parameters of a method that only a client's first state depends on."""
     kinds = {name: option.kind for name, option in method_options(method).items()}
-    return {*noted(kinds, AtInit)}
+    return {*with_note(kinds, AtInit)}
 
 
 FORMS = {
@@ -117,7 +117,7 @@ class Schedule(NamedTuple):
     numbers: tuple[float, ...]
 
     def factor(self, index: jax.Array, rounds: int) -> jax.Array:
-        """Factor in the round with this number, from 0, which may be traced, of a run of so many rounds."""
+        """Factor in round `index` (from 0, may be traced) of a run of `rounds` rounds."""
         if self.kind == "cosine":
             schedule = optax.cosine_decay_schedule(1.0, rounds, *self.numbers)
         elif self.kind == "linear":
@@ -153,7 +153,7 @@ def parse_schedule(text: str) -> Schedule:
 
 
 def check_schedules(texts: Sequence[str], method: str, real: dict[str, float]) -> None:
-    """Raise InvalidInput unless schedules are for different ones of a method's `real_numbers` that rounds read."""
+    """Raise InvalidInput unless the schedules are for different `real_numbers` of a method that its rounds read."""
     names = [parse_schedule(text).name for text in texts]
     for index, (text, name) in enumerate(zip(texts, names, strict=True)):
         why = ""
@@ -164,12 +164,12 @@ def check_schedules(texts: Sequence[str], method: str, real: dict[str, float]) -
         elif name in read_at_init(method):
             why = f"{method} reads {name} before the first round only"
         elif name in names[:index]:
-            why = f"there is another schedule of {name}"
+            why = f"{name} has another schedule"
         if why:
             raise InvalidInput(f"--schedule {text}: {why}")
 
 
 def scheduled(texts: Sequence[str], values: dict[str, float], index: jax.Array, rounds: int) -> dict[str, jax.Array]:
-    """Values of the hyper-parameters with a --schedule in a round, see `Schedule.factor`; `values` at factor 1."""
+    """Hyper-parameters with a --schedule in a round: their `values` times `Schedule.factor`."""
     schedules = map(parse_schedule, texts)
-    return {one.name: values[one.name] * one.factor(index, rounds) for one in schedules}
+    return {schedule.name: values[schedule.name] * schedule.factor(index, rounds) for schedule in schedules}

@@ -1,4 +1,4 @@
-"""Identity of a run: the options on which its results depend; and notes on options that have no effect."""
+"""Identity of a run: the options on which its results depend, and notes on options that have no effect."""
 
 import dataclasses
 import functools
@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.spec.choices import CUSTOM, WITH_FILES
 from experiments.spec.hyper_parameters import defaults, parse_schedule, unread_by_method
-from experiments.spec.option_notes import Trait, flag, is_partition_file, marked
+from experiments.spec.option_notes import Trait, flag, is_partition_file, with_trait
 from experiments.spec.options import KINDS, RESULT_NEUTRAL, Options, unread
 from experiments.spec.own_code import FILES, by_content
 from experiments.spec.spec import Spec, stored_options
@@ -19,7 +19,7 @@ from pfl_jax.data.specs import SPECS
 
 
 def result_neutral(options: Mapping[str, Any]) -> frozenset[str]:
-    """Options that do not change the results of a run with these options: --eval-protocol may say when the run ends."""
+    """Options that do not change the results of a run; --eval-protocol does if it decides when the run ends."""
     ends = any(options.get(name) is not None for name in ("target_accuracy", "patience"))
     return RESULT_NEUTRAL - ({"eval_protocol"} if ends else set())
 
@@ -31,7 +31,7 @@ def relevant_options(spec: Spec) -> dict[str, Any]:
     it stands for.
     """
     values = resolve_defaults(spec.values)
-    # The attack stays, as None where nobody attacks: a run under attack is another one.
+    # The attack stays, as None without attackers: a run under attack is a different run.
     unused = unread_options(spec).keys() - {"attack"}
     unused |= result_neutral({name: value for name, value in values.items() if name not in unused}) | {"seed"}
     # `vocabulary` follows from the data, and `procedure` from the options that it sets.
@@ -42,13 +42,13 @@ def relevant_options(spec: Spec) -> dict[str, Any]:
     if spec.dataset in WITH_FILES:
         values["data_digest"] = spec.data_digest or own_files.digest(spec.data_path(), spec.test_data)
     else:
-        unused |= {*marked(KINDS, Trait.OWN_DATA, Trait.FILES)}
+        unused |= {*with_trait(KINDS, Trait.OWN_DATA, Trait.FILES)}
     return {name: value for name, value in values.items() if name not in unused}
 
 
 def resolve_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """Values without stand-ins: `finetune_epochs` None is the epochs of training; without attackers no attack; a
-    uniform draw of clients is no selection."""
+    """Values with explicit defaults: `finetune_epochs` None becomes the epochs of training; `attack` is None without
+    attackers, and `select_clients` None for a uniform draw."""
     resolved = dict(values)
     if "finetune_epochs" in values and values["finetune_epochs"] is None:
         resolved["finetune_epochs"] = values["epochs"]
@@ -60,8 +60,7 @@ def resolve_defaults(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def fixed_rounds(options: Options) -> str:
-    """Option that makes a round's results depend on the number of rounds, which then cannot be added to; "" without
-    one."""
+    """Option that makes earlier rounds depend on the number of rounds, so that none can be added; "" without one."""
     if options.full_last_round and options.participation < 1:
         return "--full-last-round"
     if options.phases is not None:
@@ -71,17 +70,17 @@ def fixed_rounds(options: Options) -> str:
 
 
 def unread_options(spec: Spec) -> dict[str, str]:
-    """Options of a run, and fields of wrappers, that are not read with the values of others -> why not, for people.
+    """Options of a run, and fields of wrappers, that are not read, given the values of others -> reason, for display.
 
-    What else a method does not read says `unread_by_method`, and is part of a run's identity."""
+    `unread_by_method` has further ones, which stay part of a run's identity."""
     whys = unread(spec.values)
     if spec.dataset in NATURAL:
-        # How much of a client's rows is read.
+        # Here they limit the rows of a client that are read.
         whys = {name: why for name, why in whys.items() if name not in ("train_size", "test_size")}
     if spec.optimizer != "sgd":
         whys["momentum"] = f"with --optimizer {spec.optimizer}, which has its own"
     if spec.participation == 1:
-        # Nobody is drawn where all take part.
+        # If all clients take part, none is drawn.
         whys |= dict.fromkeys(
             ("straggler_fraction", "straggler_rate", "full_last_round", "select_clients"), "with --participation 1"
         )
@@ -94,7 +93,7 @@ def unread_options(spec: Spec) -> dict[str, str]:
 
 
 def notes(spec: Spec, given: Iterable[str], backend: str) -> list[str]:
-    """Notes about options of a run that are given and have no effect, on a backend by JAX's name."""
+    """Notes about options of a run that are given and have no effect; `backend` is a name of JAX, such as "cpu"."""
     given = set(given)
     whys = unread_by_method(spec.method, spec.hyper_parameters) | unread_options(spec)
     if backend == "cpu" and spec.precision != "float32":
@@ -103,7 +102,7 @@ def notes(spec: Spec, given: Iterable[str], backend: str) -> list[str]:
         whys["dp_delta"] = "without --dp-clip or --client-clip"
     if (spec.eval_clients or 0) >= spec.num_clients - spec.held_out_clients:
         whys["eval_clients"] = f"with {spec.num_clients} clients"
-    # --attackers 0 does what it says.
+    # --attackers 0 does have an effect.
     return [f"{flag(name)} has no effect {why}" for name, why in whys.items() if name in given - {"attackers"}]
 
 
@@ -125,7 +124,7 @@ def difference(spec: Spec, config: dict[str, Any], *, finished: bool = True) -> 
         return f"made with {config['procedure']} in an order that was drawn anew in each round"
     for name, (found, value) in differences(spec, config).items():
         if name == "data_digest":
-            return f"on data with the digest {found}, and that of {spec.data} is {value}"
+            return f"on data with the digest {found}, but {spec.data} has {value}"
         kind = name.removesuffix("_digest")
         if kind in FILES and name not in FILES:
             return f"made with another text of {Path(getattr(spec, kind)).name}"
@@ -133,11 +132,11 @@ def difference(spec: Spec, config: dict[str, Any], *, finished: bool = True) -> 
     if gone := sorted(set(config["hyper_parameters"]) - set(spec.hyper_parameters)):
         return f"{flag(gone[0])} {config['hyper_parameters'][gone[0]]}, which {spec.method} no longer has"
     if gone := sorted(stored_options(config).keys() - KINDS.keys()):
-        return f"{flag(gone[0])} {config['options'][gone[0]]}, which is no option any more"
-    optional, asked = "before_aggregation", spec.eval_protocol
-    there = config["options"].get("eval_protocol", Options.eval_protocol)
-    if there != asked and (asked == optional or (there == optional and not finished)):
-        return f"{flag('eval_protocol')} {there}, not {asked}"
+        return f"{flag(gone[0])} {config['options'][gone[0]]}, which is no longer an option"
+    optional, requested = "before_aggregation", spec.eval_protocol
+    stored_protocol = config["options"].get("eval_protocol", Options.eval_protocol)
+    if stored_protocol != requested and (requested == optional or (stored_protocol == optional and not finished)):
+        return f"{flag('eval_protocol')} {stored_protocol}, not {requested}"
     return ""
 
 
@@ -157,5 +156,5 @@ def differences(spec: Spec, config: dict[str, Any]) -> dict[str, tuple[Any, Any]
 
 @functools.cache
 def _defaults(method: str) -> dict[str, Any]:
-    """Values of options that did not exist yet when a run was made."""
+    """Defaults for options that did not exist yet when a run was made."""
     return {field.name: field.default for field in dataclasses.fields(Options)} | defaults(method)

@@ -1,4 +1,4 @@
-"""Options as values: notes beside their types (in `Annotated`), and how they are read and written."""
+"""Options as values, with notes beside their types (in `Annotated`), read from command lines and written to them."""
 
 import contextlib
 import enum
@@ -23,37 +23,37 @@ class Trait(enum.Enum):
     FILES = "for data in files that --data names"
     CHOOSES = "decides which setting of a sweep is the best"
     CODE = "may be FILE.py:NAME"
-    FILE = "a file by whose content runs are told apart"
-    NOT_IN_FILES = "acts on this machine: given by its user alone, never by a file of options"
+    FILE = "a file whose content is part of a run's identity"
+    NOT_IN_FILES = "acts on this machine: only its user may give it, not a file of options"
 
 
 class NotInSweeps(NamedTuple):
-    """Why a sweep does not have an option."""
+    """Note that a sweep does not accept an option, with the reason."""
 
     reason: str
 
 
 def flag(name: str) -> str:
-    """Option as written on the command line, such as --train-size."""
+    """Option as on the command line, such as --train-size."""
     return "--" + name.replace("_", "-")
 
 
-def marked(kinds: dict[str, Any], *marks: Trait) -> tuple[str, ...]:
-    """Names of the options of these types that have one of the marks, in their order."""
-    return tuple(name for name, found in noted(kinds, Trait).items() if {*marks} & {*found})
+def with_trait(kinds: dict[str, Any], *traits: Trait) -> tuple[str, ...]:
+    """Names of the options with any of the traits, in the order of `kinds` (option -> type)."""
+    return tuple(name for name, found in with_note(kinds, Trait).items() if {*traits} & {*found})
 
 
-def noted(kinds: dict[str, Any], note: type[Note]) -> dict[str, tuple[Note, ...]]:
-    """Option -> its notes of a class; options without such a note are left out."""
+def with_note(kinds: dict[str, Any], note: type[Note]) -> dict[str, tuple[Note, ...]]:
+    """Option -> its notes of class `note`; options without such a note are left out."""
     found = {name: tuple(one for one in notes_of(kind) if isinstance(one, note)) for name, kind in kinds.items()}
     return {name: notes for name, notes in found.items() if notes}
 
 
 class Argument(NamedTuple):
-    """How the command line gives a field of a command's dataclass, in its `Annotated`.
+    """Note on a field of a command's dataclass: its form on the command line.
 
-    `form`: an option; an option that may be repeated, whose values the field collects; an argument without a name; or
-    "none", a field that the command line does not give.
+    `form`: an option; an option that may be repeated, whose values the field collects; an argument without a name
+    ("positional"); or a field that is not on the command line ("none").
     """
 
     form: Literal["option", "repeated", "positional", "none"] = "option"
@@ -72,27 +72,27 @@ class Option(NamedTuple):
 
     @property
     def flags(self) -> list[str]:
-        """All words that stand for it, such as --train-size; none for an argument without a name."""
+        """All words for the option, such as --train-size; none for an argument without a name."""
         if self.argument.form == "positional":
             return []
         return [flag(self.name), flag(f"no_{self.name}")] if parts(self.kind) == (bool,) else [flag(self.name)]
 
     def value(self, given: Any) -> Any:
-        """Checked value of what is given: a text, several of them, or a value as Python, JSON and TOML have it."""
+        """Checked value from a given text, several texts, or a value of Python, JSON or TOML."""
         element, value = element_of(self.kind), given
         if element is None:
-            value = self._one(self.kind, given)
+            value = self._parse(self.kind, given)
         elif given in (None, "None", ["None"]) and types.NoneType in parts(self.kind):
             value = None
         else:
             several = given if isinstance(given, list | tuple) else [given]
-            value = tuple(self._one(element, one) for one in several)
+            value = tuple(self._parse(element, text) for text in several)
             value = tuple(dict.fromkeys(value)) if self.argument.form == "repeated" else value
         check_value(flag(self.name), value, self.kind)
         return value
 
-    def _one(self, kind: Any, given: Any) -> Any:
-        """Value of one text, as a type `kind` has it; of an integer where floats are asked for, the float."""
+    def _parse(self, kind: Any, given: Any) -> Any:
+        """Value of a text in a type `kind`; an integer becomes a float if `kind` has only floats."""
         members, choices = parts(kind), literals(kind)
         if not isinstance(given, str):
             is_whole = type(given) is int and float in members and int not in members
@@ -105,8 +105,8 @@ class Option(NamedTuple):
             if part in (int, float, Path):
                 with contextlib.suppress(ValueError):
                     return part(given)
-            # Beside choices, a text is the name of something of the user's own.
-            elif part is str and (not choices or _OF_OWN.get(self.name, is_own)(given)):
+            # If there are choices, any other text has to name the user's own code or file.
+            elif part is str and (not choices or _IS_OWN.get(self.name, is_own)(given)):
                 return given
         if choices and not {int, float, types.NoneType} & {*members}:
             raise InvalidInput(unknown(flag(self.name).removeprefix("--"), given, choices))
@@ -119,7 +119,7 @@ def element_of(kind: Any) -> Any:
 
 
 def is_own(name: Any) -> TypeGuard[str]:
-    """Whether the value of an option names a file of the user's, not something built in, or anything else."""
+    """Whether the value of an option names code in a user's file, and nothing built in."""
     return isinstance(name, str) and (name.endswith(".py") or ".py:" in name)
 
 
@@ -139,7 +139,7 @@ def is_partition_file(name: str) -> bool:
 
 
 def label(name: str) -> str:
-    """Name for people, whatever the folder: "my_method.py:fedavgm", "parts.json"; a built-in one's own."""
+    """Name for display, without a file's folder: "my_method.py:fedavgm", "parts.json"; built-in names are unchanged."""
     return Path(name).name if is_own(name) or is_partition_file(name) else name
 
 
@@ -148,8 +148,8 @@ def identifier(name: str) -> str:
     return name.rpartition(":")[2] if is_own(name) else name
 
 
-_OF_OWN = {"partition": is_partition_file, "model": lambda text: is_own(text) or "," in text}
-"""Option -> function that says whether a text names something of the user's, for options where `is_own` does not."""
+_IS_OWN = {"partition": is_partition_file, "model": lambda text: is_own(text) or "," in text}
+"""Option -> test whether a text names the user's own code or file, for options with another test than `is_own`."""
 
 
 def option_words(values: Mapping[str, Any]) -> list[str]:
@@ -159,7 +159,7 @@ def option_words(values: Mapping[str, Any]) -> list[str]:
         if isinstance(value, bool):
             words.append(flag(name if value else f"no_{name}"))
         elif str(value).startswith("-"):
-            # argparse takes such a text, as -1e-05, for an option.
+            # argparse mistakes such a text, for example -1e-05, for an option.
             words.append(f"{flag(name)}={value}")
         else:
             words += [flag(name), *map(str, value if isinstance(value, list | tuple) else [value])]
@@ -172,14 +172,14 @@ def assignments(values: Mapping[str, Any]) -> str:
 
 
 def texts_of(words: Iterable[str]) -> dict[str, Any]:
-    """Option -> its text on a command line, several texts, or True or False of a switch."""
+    """Option -> its text on a command line, a list of texts, or True or False for a switch."""
     texts: dict[str, list[str]] = {}
-    of_option: list[str] = []
+    current: list[str] = []
     for word in words:
         if word.startswith("--"):
             head, equals, text = word.removeprefix("--").partition("=")
-            of_option = texts[head.replace("-", "_")] = [text] * bool(equals)
+            current = texts[head.replace("-", "_")] = [text] * bool(equals)
         else:
-            of_option.append(word)
+            current.append(word)
     switches = {name.removeprefix("no_"): not name.startswith("no_") for name, given in texts.items() if not given}
     return switches | {name: given[0] if len(given) == 1 else given for name, given in texts.items() if given}

@@ -1,5 +1,5 @@
-"""The options of a run in one class: those of `groups`, and those about files and hardware. From the notes beside them
-follow the command line and its help, the identity of a run, and which options are read.
+"""All options of a run in one class: the options in `groups`, and options about files and hardware. Their notes decide
+the command line and its help, the identity of a run, and which options are read.
 """
 
 import importlib.util
@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from experiments.spec.choices import FromZero, MethodName, PresetName, ProcedureName
 from experiments.spec.groups import Data, Evaluation, Federation, Privacy, Robustness, Training
-from experiments.spec.option_notes import NotInSweeps, Option, Trait, assignments, flag, label, marked, noted
+from experiments.spec.option_notes import NotInSweeps, Option, Trait, assignments, flag, label, with_note, with_trait
 from pfl_jax.backends import BACKENDS, Precision
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods.factories import RECIPES
@@ -29,16 +29,15 @@ class Output:
     """Write a checkpoint of the final state of server and clients, for experiments.export, load_run and more rounds;
     auto writes up to 256 MiB, and nothing in commands with many runs."""
     checkpoint_every: Annotated[Count | None, NEUTRAL] = None
-    """Rounds between two checkpoints, one after the last; None writes one at an interruption or for --keep-state."""
+    """Rounds between two checkpoints, and one at the end; None writes one at an interruption or for --keep-state."""
     keep_checkpoints: Annotated[Count, NEUTRAL] = 2
     """Number of checkpoints to keep, the newest ones."""
     resume: Annotated[str | None, NEUTRAL, HERE, NotInSweeps("the same command goes on where it was stopped")] = None
-    """Folder of an interrupted run to continue from its newest checkpoint; no other option is needed, but --method,
-    --model and --loss where they are your own files. With a larger --rounds, rounds are added to a run, also to a
-    finished one."""
+    """Folder of an interrupted run to continue from its newest checkpoint; no other options are needed, except
+    --method, --model and --loss if these are your own files. A larger --rounds adds rounds, also to a finished run."""
     config: Annotated[str | None, NEUTRAL, HERE] = None
-    """File with options, .toml or .json, or the config.json of a run, which is then repeated; what is given beside it
-    counts."""
+    """File with options, .toml or .json, or the config.json of a run, which is then repeated; options on the command
+    line replace the file's."""
     print_config: Annotated[bool, NEUTRAL, HERE, NotInSweeps("it is for single runs")] = False
     """Print all options on which results depend as JSON for --config, and run nothing."""
     plot: Annotated[bool, NEUTRAL] = False
@@ -48,7 +47,7 @@ class Output:
     wandb: Annotated[
         bool, NEUTRAL, HERE, NotInSweeps("its runs go side by side in one process, where W&B has one run at a time")
     ] = False
-    """Also send the evaluations to Weights & Biases, which its own environment variables configure; needs pip install
+    """Also send the evaluations to Weights & Biases, configured by its environment variables; needs pip install
     wandb."""
     tracker: Annotated[str | None, NEUTRAL, HERE, Trait.CODE] = None
     """FILE.py:NAME of your own function, which is called with the run's configuration and returns a function
@@ -72,7 +71,7 @@ class Engine:
         NEUTRAL,
         NotInSweeps("its runs keep their clients' states on the devices"),
     ] = "auto"
-    """Place of the clients' states between rounds: the memory of the device or the host, or a file in the run's folder.
+    """Storage of the clients' states between rounds: memory of the device or the host, or a file in the run's folder.
     auto is host if the states of all clients would take more than a quarter of the device's free memory, disk if they
     would take more than half of the machine's memory, otherwise device. The results are the same."""
     precision: Precision = BACKENDS["default"].precision
@@ -97,7 +96,7 @@ PROCESSES = ("distributed", "coordinator", "num_processes", "process_id")
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Engine, Output, Evaluation, Privacy, Training, Robustness, Federation, Data):
-    """Options that all methods have; these three determine the defaults of all others."""
+    """Options that all methods have; the three fields here determine the defaults of all others."""
 
     method: Annotated[MethodName, Trait.CODE]
     """Method, built in or FILE.py:NAME of your own factory; `--method NAME --help` shows its own options."""
@@ -105,12 +104,12 @@ class Options(Engine, Output, Evaluation, Privacy, Training, Robustness, Federat
     """Paper whose settings are the defaults of all other options; on the papers' data sets by default the method's own
     paper."""
     procedure: ProcedureName | None = None
-    """How FedAS's paper prints it (print) or its released code does it (release): the batches of every method, and the
-    options of fedas, with release the alignment of one backbone by all clients of a cohort in turn. By default print
+    """Variant of FedAS, as printed in its paper (print) or as in its released code (release), where all clients of a
+    cohort align one backbone in turn. It decides the batches of every method, and options of fedas. By default print
     with --preset fedas."""
 
     def check(self) -> None:
-        """Raise InvalidInput for the first option that is out of range, or stands without one that it needs."""
+        """Raise InvalidInput for the first option that is out of range, or that lacks another option."""
         for name, kind in KINDS.items():
             check_value(flag(name), getattr(self, name), kind)
         names = networks(self.model)
@@ -138,9 +137,7 @@ class Options(Engine, Output, Evaluation, Privacy, Training, Robustness, Federat
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise InvalidInput(f"--coordinator is HOST:PORT, such as 10.0.0.1:29500, not {self.coordinator}")
         if (self.process_id or 0) >= (self.num_processes or 1):
-            raise InvalidInput(
-                f"--process-id {self.process_id} is none of --num-processes {self.num_processes}, from 0"
-            )
+            raise InvalidInput(f"--process-id {self.process_id} must be from 0 to {(self.num_processes or 1) - 1}")
 
 
 _hints = get_type_hints(Options, include_extras=True)
@@ -160,14 +157,14 @@ GROUPS: dict[str, Any] = {
     "result": Output,
     "device": Engine,
 }
-"""Heading in the help, to which it adds the word "options" -> group; its docstring is there too."""
+"""Heading in the help, without the word "options" -> group, whose docstring the help shows too."""
 
-CONDITIONS = noted(KINDS, ReadWith)
+CONDITIONS = with_note(KINDS, ReadWith)
 """Option -> conditions under which it is read, all of which must be met."""
 for _recipe in RECIPES:
-    CONDITIONS |= noted(get_type_hints(_recipe, include_extras=True), ReadWith)
+    CONDITIONS |= with_note(get_type_hints(_recipe, include_extras=True), ReadWith)
 
-RESULT_NEUTRAL = frozenset(marked(KINDS, Trait.NEUTRAL, Trait.BY_DIGEST))
+RESULT_NEUTRAL = frozenset(with_trait(KINDS, Trait.NEUTRAL, Trait.BY_DIGEST))
 """Options that do not change the results of a run; of --source and --data, only the data that was loaded matters.
 `identity.result_neutral` has an exception."""
 
@@ -178,23 +175,23 @@ def names_of(group: type) -> list[str]:
 
 
 def networks(model: str) -> tuple[str, ...]:
-    """Names of the networks that a value of --model deals to the clients: one, a list A,B,C, or a family's members."""
+    """Names of the networks that a value of --model deals to the clients, from a name, a list A,B,C, or a family."""
     return (model,) if ".py" in model else HETEROGENEOUS.get(model, tuple(model.split(",")))
 
 
 def read_with(name: str, value: Any) -> list[str]:
-    """Options that are read only with some values of the option `name`, and with this value."""
+    """Options that are read only with some values of the option `name`, this value among them."""
     return [
         option
         for option, conditions in CONDITIONS.items()
-        if any(one.name == name and _is_met(one, value) for one in conditions)
+        if any(condition.name == name and _is_met(condition, value) for condition in conditions)
     ]
 
 
 def unread(values: Mapping[str, Any], conditions: Mapping[str, Sequence[ReadWith]] = CONDITIONS) -> dict[str, str]:
-    """Options that are not read with the values of others -> why not, such as "with --manner serial".
+    """Options that are not read, given the values of others -> reason, such as "with --manner serial".
 
-    Without `conditions` these are options of all methods, and fields of the wrappers' recipes.
+    The default `conditions` are for options of all methods, and fields of the wrappers' recipes.
     """
     whys: dict[str, str] = {}
     for name, others in conditions.items():
@@ -208,7 +205,7 @@ def unread(values: Mapping[str, Any], conditions: Mapping[str, Sequence[ReadWith
 
 
 def _is_met(condition: ReadWith, value: Any) -> bool:
-    """Whether the value of an option meets a condition: of lora:8 the kind, of several networks one."""
+    """Whether the value of an option meets a condition; for lora:8 its kind counts, and one of several networks."""
     if not isinstance(value, str):
         return condition.is_met(value)
     words = networks(value) if condition.name == "model" else [value.partition(":")[0]]

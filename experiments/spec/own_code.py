@@ -1,8 +1,8 @@
-"""Methods, models and losses in files of the user's own: `--method FILE.py:NAME`, `--model`, `--loss`.
+"""Methods, models and losses in the user's own files: `--method FILE.py:NAME`, `--model`, `--loss`.
 
-A file is executed once in a process, as Python executes a script: its folder is where its own imports look first after
-everything installed. The digest of its text belongs to the configuration of a run, so that no run is continued, and no
-result is taken for another's, after the text has changed. Files that it imports are not part of the digest.
+A file is executed once in a process, like a script; its imports search installed packages first, then its folder. The
+digest of its text is part of a run's configuration: with another text, a run cannot be continued, and its results do
+not count. The digest does not cover files that the file imports.
 """
 
 import functools
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_origin
 
-from experiments.spec.option_notes import Trait, flag, is_own, is_partition_file, marked
+from experiments.spec.option_notes import Trait, flag, is_own, is_partition_file, with_trait
 from experiments.spec.options import KINDS, RESULT_NEUTRAL
 from pfl_jax.base import Method
 from pfl_jax.errors import InvalidInput, first_line, last_frame
@@ -23,14 +23,14 @@ from pfl_jax.methods.factories import arguments, default_training
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.validation import hint, parts
 
-EXECUTED = marked(KINDS, Trait.CODE)
+EXECUTED = with_trait(KINDS, Trait.CODE)
 """Options that take FILE.py:NAME."""
 CODE = tuple(name for name in EXECUTED if name not in RESULT_NEUTRAL)
 """Options of EXECUTED on which results depend."""
-OTHER_FILES = marked(KINDS, Trait.FILE)
+OTHER_FILES = with_trait(KINDS, Trait.FILE)
 """Options that name a file without code."""
 FILES = (*CODE, "partition", *OTHER_FILES)
-"""Options that may name a file by whose content runs are told apart."""
+"""Options that may name a file whose content is part of a run's identity."""
 
 
 def files(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
@@ -41,7 +41,7 @@ def files(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     for kind in CODE:
         name = values[kind]
         if kind == "loss" and name is not None and not is_own(name):
-            raise InvalidInput(f"--loss {name} is no FILE.py:NAME of a function (outputs, y, mask) -> scalar")
+            raise InvalidInput(f"--loss {name} is not FILE.py:NAME of a function (outputs, y, mask) -> scalar")
         if is_own(name):
             function(kind, name)
             path = path_of(name)
@@ -64,12 +64,12 @@ def check_unchanged(kind: str, entry: Mapping[str, str]) -> None:
     if _digest(read(path)) != entry["digest"]:
         option = kind.replace("_", "-")
         raise InvalidInput(
-            f"the run began with another text of {path}, its --{option}: bring that back, or start the run anew"
+            f"the run began with another text of {path}, its --{option}: restore that text, or start the run anew"
         )
 
 
 def by_content(values: dict[str, Any], own_code: dict[str, dict[str, str]]) -> dict[str, str]:
-    """Names without folders, and digests, of a run's own files, for comparisons of runs."""
+    """Names without folders, and digests, of the user's own files in a run, for comparisons of runs."""
     return {kind: Path(values[kind]).name for kind in own_code} | {
         f"{kind}_digest": entry["digest"] for kind, entry in own_code.items()
     }
@@ -111,7 +111,7 @@ def method_factory(name: str) -> Callable[..., Method]:
 
 
 def option_kind(name: str, parameter: inspect.Parameter) -> Any:
-    """Type of the option for a keyword-only argument of a method: its annotation, or its default's type without one."""
+    """Type of the option for a keyword-only argument of a method: its annotation, otherwise its default's type."""
     kind = parameter.annotation
     if kind is inspect.Parameter.empty:
         kind = type(parameter.default)
@@ -125,7 +125,7 @@ def option_kind(name: str, parameter: inspect.Parameter) -> Any:
 
 
 def describe_foreign_error(error: BaseException) -> str:
-    """Kind and first line of an error that code of others raised."""
+    """Kind and first line of an error that the user's own code raised."""
     kind = "" if isinstance(error, InvalidInput) else type(error).__name__
     return ": ".join(filter(None, [kind, first_line(error)]))
 
@@ -147,7 +147,7 @@ def _digest(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()[:12]
 
 
-# Once in a process: a run's digest is that of the text that was executed.
+# Cached, so that a run's digest belongs to the text that was executed.
 @functools.cache
 def _load(path: Path) -> tuple[types.ModuleType, str]:
     """Executed file and the digest of its text."""
@@ -155,7 +155,7 @@ def _load(path: Path) -> tuple[types.ModuleType, str]:
     digest = _digest(text)
     module = types.ModuleType(f"{path.stem}_{digest}")
     module.__file__ = str(path)
-    # Dataclasses, flax modules among them, look up their own module there.
+    # Dataclasses, such as flax modules, look up their module in sys.modules.
     sys.modules[module.__name__] = module
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))

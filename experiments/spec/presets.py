@@ -61,7 +61,7 @@ PRESETS: dict[str, Values] = {
 }
 
 HYPER_PARAMETERS: dict[str, Values] = {
-    # B.3, "for all approaches": pFedMe's released code, whose steps have no momentum, is no exception.
+    # B.3, "for all approaches": also for pFedMe, although the steps of its released code have no momentum.
     "fedpac": {"lr": 0.01, "momentum": 0.5, "weight_decay": 5e-4, "batch_size": 50, "epochs": 5},
     # Section 4.1, which mentions neither momentum nor weight decay.
     "fedas": {"lr": 5e-3, "momentum": 0.0, "weight_decay": 0.0, "batch_size": 16, "epochs": 5},
@@ -69,7 +69,7 @@ HYPER_PARAMETERS: dict[str, Values] = {
 
 
 class Procedure(NamedTuple):
-    """How FedAS's paper, or its released code, trains: options of all methods, and further ones of single methods."""
+    """Training as in FedAS's paper or its released code: options of all methods, and options of single methods."""
 
     title: str
     every: Values
@@ -77,8 +77,8 @@ class Procedure(NamedTuple):
 
 
 ALIGNING: Values = {"eval_every": 5}
-"""Methods of which an evaluation by `received` aligns all clients, half of a run's time. Training itself scores them as
-`trained`, their measure in the paper, in every round."""
+"""Values for methods whose evaluation by `received` aligns all clients, which would take half of a run's time. Their
+measure in the paper is `trained`, which training itself gives in every round."""
 
 PROCEDURES = {
     "release": Procedure(
@@ -117,7 +117,7 @@ PROCEDURES = {
         },
     ),
 }
-"""Value of --procedure -> what it stands for; the paper mentions nothing of what the released code does otherwise."""
+"""Value of --procedure -> its options; the paper does not mention the differences of the released code."""
 
 FORTUNES: Values = {
     "model": "bert",
@@ -155,7 +155,7 @@ NATURAL: Values = {
 }
 """Federations with their own clients, of which ten train at a time, as in LEAF and in Reddi et al. (ICLR 2021)."""
 
-# Batches and epochs are those of Reddi et al. The learning rates are not tuned; frequencies of words are small numbers.
+# Batches and epochs are from Reddi et al. The learning rates are not tuned; TAGS has small inputs, word frequencies.
 FEMNIST = NATURAL | {"model": "leaf_cnn", "rounds": 200, "lr": 0.03, "batch_size": 20, "epochs": 1}
 SHAKESPEARE = NATURAL | {
     "method": "fedper",
@@ -199,7 +199,7 @@ CUSTOM: Values = {
     "eval_every": 1,
     "procedure": None,
 }
-"""A user's own data, of any size: the papers' hyper-parameters and no sizes of theirs."""
+"""A user's own data, of any size: with the papers' hyper-parameters, but without their sizes."""
 
 OF_NEITHER_PAPER = {"fortunes": FORTUNES, "femnist": FEMNIST, "shakespeare": SHAKESPEARE, "stackoverflow_tags": TAGS}
 OF_NEITHER_PAPER |= {"heart": HEART, "watch": WATCH, "har": HAR, "domains": DOMAINS}
@@ -209,7 +209,7 @@ OF_NEITHER_PAPER |= {"heart": HEART, "watch": WATCH, "har": HAR, "domains": DOMA
 BY_DATASET_AND_METHOD: dict[tuple[str, str, str], Values] = {
     ("fedpac", dataset, "pfedhn"): {"lr": 0.01} for dataset in COLOR
 }
-"""(preset, dataset, method) -> values that differ for them."""
+"""(preset, dataset, method) -> values that differ for this method on this dataset."""
 
 BY_DATASET: dict[tuple[str, str], Values] = {
     # FedPAC B.3: larger clients and batches on EMNIST, a larger learning rate on CIFAR-10 and CINIC-10. For these two,

@@ -1,4 +1,4 @@
-"""A run as a value: everything that a command of one run says, checked when it is made.
+"""A run as a value: all options of the command of one run, checked when the value is made.
 
     from experiments.run.run import run
     from experiments.spec.spec import Spec
@@ -21,7 +21,7 @@ from typing import Any
 from experiments.spec import presets
 from experiments.spec.choices import CUSTOM, TARGETS, WITH_FILES
 from experiments.spec.hyper_parameters import check_schedules, method_options, real_numbers
-from experiments.spec.option_notes import Trait, flag, is_own, is_partition_file, marked, option_words
+from experiments.spec.option_notes import Trait, flag, is_own, is_partition_file, option_words, with_trait
 from experiments.spec.options import COMMON, KINDS, Options
 from experiments.spec.own_code import EXECUTED, OTHER_FILES, files, function, read, weights_file
 from pfl_jax.data import own_files, partition_files, sites
@@ -33,11 +33,11 @@ from pfl_jax.methods import METHODS
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.validation import hint, listed, unknown
 
-_GONE = ("accept_other_code", "trust")
-"""Options of earlier runs on which results did not depend."""
+_REMOVED = ("accept_other_code", "trust")
+"""Removed options that may be in stored runs, and on which results did not depend."""
 
 DATASET = "dataset"
-"""Entry of a file of options with the name of the experiment, which is not an option."""
+"""Entry of a file of options that names the experiment, and is not an option itself."""
 
 SELECTION = ("method", "preset", "procedure")
 """Options that determine the defaults of all others; they come last in the method's own group."""
@@ -61,7 +61,7 @@ SYNONYMS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Spec(Options):
-    """A run: its options (attributes, see `experiments.spec.groups`), and the data set and the method's own options.
+    """A run: common options as attributes (see `experiments.spec.groups`), data set, and the method's own options.
 
     Attributes:
       dataset: name of the experiment.
@@ -77,11 +77,11 @@ class Spec(Options):
 
     @classmethod
     def of(cls, dataset: str, **given: Any) -> "Spec":
-        """A run of an experiment; what is not given has the values of the preset or the method.
+        """Run of an experiment; options that are not given have the values of the preset or the method.
 
         Args:
           dataset: a name in `experiments.DATASETS`.
-          **given: options and hyper-parameters by their names in Python; texts as on the command line will do.
+          **given: options and hyper-parameters by their names in Python; texts as on the command line are accepted.
 
         Raises:
           InvalidInput: there is no such option, or the values cannot be used, alone or together.
@@ -102,12 +102,12 @@ class Spec(Options):
         spec.check()
         if spec.head is not None and not is_own(spec.model):
             raise InvalidInput(f"--head is for a module of your own (--model FILE.py:NAME), not for {spec.model}")
-        # What the library refuses is refused now, before any data is loaded and any folder made.
+        # The library checks its part now, before any data is loaded or folder made.
         settings_of(spec)
         LocalTraining(dp_clip=spec.dp_clip, dp_noise=spec.dp_noise)
         if spec.local_steps is not None:
             if "epochs" in given:
-                raise InvalidInput("--local-steps cannot be given with --epochs: it is in place of them")
+                raise InvalidInput("--local-steps cannot be given with --epochs, which it replaces")
             spec = spec.having({"epochs": None})
         spec = dataclasses.replace(spec, own_code=files(spec.options))
         check_schedules(spec.schedule or (), spec.method, spec.real_numbers())
@@ -115,18 +115,18 @@ class Spec(Options):
 
     @classmethod
     def stored(cls, config: Mapping[str, Any]) -> "Spec":
-        """The run of a config.json as it is, unchecked; KeyError, TypeError or AttributeError where it is no run's."""
+        """Run of a config.json, unchecked; KeyError, TypeError or AttributeError if the file is not of a run."""
         options = {k: tuple(v) if isinstance(v, list) else v for k, v in stored_options(config).items()}
         rest = {"given": frozenset(config["given"]), "own_code": dict(config.get("own_code", {}))}
         return cls(dataset=config[DATASET], **options, hyper_parameters=config["hyper_parameters"], **rest)
 
     @classmethod
     def load(cls, path: str | Path, **given: Any) -> "Spec":
-        """A run from a file of options, .json or .toml, or again from the config.json of a run, see `values_in`.
+        """Run from a file of options, .json or .toml, or a repetition from a run's config.json, see `values_in`.
 
         Args:
-          path: of the file, which names its dataset. Code that it names is refused unless it is given here.
-          **given: options that take the place of the file's.
+          path: path of the file, which names its dataset. Code that only the file names is refused.
+          **given: options that replace the file's.
         """
         if DATASET not in (values := values_in(str(path), given)):
             raise InvalidInput(f"{path} names no {DATASET}")
@@ -138,7 +138,7 @@ class Spec(Options):
 
     def as_json(self) -> str:
         """All options on which results depend, as JSON; --print-config prints it."""
-        return json.dumps({DATASET: self.dataset, **_for_results(self.values)}, indent=2)
+        return json.dumps({DATASET: self.dataset, **_relevant(self.values)}, indent=2)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class Spec(Options):
         return self.options | self.hyper_parameters
 
     def data_path(self) -> str:
-        """Value of --data, by default a file of an installed package; InvalidInput where there is none."""
+        """Value of --data, by default a file of an installed package; InvalidInput if there is none."""
         if self.data is None and self.dataset in sites.INSTALLED:
             return str(sites.installed(self.dataset))
         if self.data is None:
@@ -192,7 +192,7 @@ class Spec(Options):
 
 
 def usual_values(dataset: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of all options of an experiment that are not given; the given ones in SELECTION decide them."""
+    """Default values of all options of an experiment; the given options in SELECTION decide them."""
     if dataset not in presets.DEFAULT_PRESET:
         raise InvalidInput(unknown(DATASET, dataset, presets.DEFAULT_PRESET))
     preset = given.get("preset", presets.preset_of(dataset, given.get("method")))
@@ -223,10 +223,10 @@ def unknown_option(word: str, known: Iterable[str], method: str) -> str:
 
 
 def values_in(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options in a file of names and values, .toml or .json, or in the config.json of a run, but for those given.
+    """Options in a file of names and values, .toml or .json, or in the config.json of a run, except the given options.
 
     Raises:
-      InvalidInput: it cannot be read, has an option that acts on this machine, or names code, which would be executed.
+      InvalidInput: the file cannot be read, has an option that acts on this machine, or names code to execute.
     """
     text = read(Path(path).expanduser())
     try:
@@ -234,16 +234,16 @@ def values_in(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"--config {path} cannot be read: {error}") from None
     if not isinstance(values, dict):
-        raise InvalidInput(f"--config {path} has no names with values")
+        raise InvalidInput(f"--config {path} has no options with values")
     if {DATASET, "options", "hyper_parameters", "data"} <= values.keys():
         try:
             source = {"source": "embedded"} if values["data"]["source"] == "embedded" else {}
-            of_results = _for_results(stored_options(values) | values["hyper_parameters"])
+            relevant = _relevant(stored_options(values) | values["hyper_parameters"])
         except (AttributeError, KeyError, TypeError):
-            raise InvalidInput(f"--config {path} is no configuration of a run") from None
-        values = {DATASET: values[DATASET]} | of_results | source
+            raise InvalidInput(f"--config {path} is not a configuration of a run") from None
+        values = {DATASET: values[DATASET]} | relevant | source
     values = {name: value for key, value in values.items() if (name := key.replace("-", "_")) not in given}
-    if here := [name for name in marked(KINDS, Trait.NOT_IN_FILES) if name in values]:
+    if here := [name for name in with_trait(KINDS, Trait.NOT_IN_FILES) if name in values]:
         raise InvalidInput(
             f"--config {path} gives {flag(here[0])}, which acts on this machine and cannot come from a file: give it "
             "yourself"
@@ -256,27 +256,27 @@ def values_in(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _for_results(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of a run on which its results depend."""
+def _relevant(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values on which the results of a run depend."""
     # With --local-steps there are no epochs.
-    left_out = (*marked(KINDS, Trait.NEUTRAL), *(["epochs"] if values.get("epochs") is None else []))
+    left_out = (*with_trait(KINDS, Trait.NEUTRAL), *(["epochs"] if values.get("epochs") is None else []))
     return {name: value for name, value in values.items() if name not in left_out}
 
 
 def stored_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a run, also of an earlier format: without --procedure, or with options that have gone since, which the
-    run did not use or on which its results do not depend."""
+    """Options of a stored run, also of an earlier format: without --procedure, or with options that were removed later
+    and that the run did not use, or its results do not depend on."""
     return {"procedure": None} | {
         name: value
         for name, value in config["options"].items()
-        if name in KINDS or (value is not None and name not in _GONE)
+        if name in KINDS or (value is not None and name not in _REMOVED)
     }
 
 
 def settings_of(options: Options) -> Settings:
-    """The library's settings of a run; InvalidInput where they do not fit together."""
+    """The library's settings of a run; InvalidInput if they do not fit together."""
     named = {name: value for name, value in vars(options).items() if name in Settings.__dataclass_fields__}
-    # A run that is resumed has to know all its evaluations, so its log decides when it ends, see `best_round.final`.
+    # A resumed run needs all its evaluations, so its log decides when it ends, see `best_round.final`.
     text = options.select_clients
     select = function("select_clients", text) if is_own(text) else text and selection.named(text)
     named |= {"patience": None, "select": select}
@@ -287,7 +287,7 @@ def _check_data(spec: Spec) -> None:
     """Raise InvalidInput for options of data, or a task, that the data set of a run does not have."""
     if spec.task == "next_symbol" and not is_own(spec.model) and spec.model != "char_lstm":
         raise InvalidInput(
-            f"--task {spec.task} needs --model char_lstm, or FILE.py:NAME of one that gives logits [B, T, K]: "
+            f"--task {spec.task} needs --model char_lstm, or FILE.py:NAME of a model with logits [B, T, K]: "
             f"{spec.model} gives one vector for each example"
         )
     for name in ("source", "data_dir") if spec.dataset in WITH_FILES else ():
@@ -297,7 +297,7 @@ def _check_data(spec: Spec) -> None:
         if spec.partition == "natural" and spec.client_column is None:
             raise InvalidInput("--partition natural needs --client-column, the column that names each row's client")
         return
-    for name in marked(KINDS, Trait.OWN_DATA, *(() if spec.dataset in NATURAL else (Trait.FILES,))):
+    for name in with_trait(KINDS, Trait.OWN_DATA, *(() if spec.dataset in NATURAL else (Trait.FILES,))):
         if getattr(spec, name) not in (None, False):
             raise InvalidInput(f"{flag(name)} is for your own data: python -m experiments.custom")
     if spec.dataset not in NATURAL and spec.task not in (None, "classification") and not is_own(spec.model):
@@ -306,7 +306,7 @@ def _check_data(spec: Spec) -> None:
 
 def _decided_by_files(spec: Spec) -> dict[str, Any]:
     """Options that follow from a run's files: the partition and its number of clients, and absolute paths, because a
-    run is resumed and exported from other folders too."""
+    run may be resumed and exported from other folders."""
     others = {name: file for name in OTHER_FILES if (file := getattr(spec, name)) is not None}
     found: dict[str, Any] = {name: str(weights_file(file)) for name, file in others.items()}
     if is_partition_file(spec.partition):
@@ -318,11 +318,11 @@ def _decided_by_files(spec: Spec) -> dict[str, Any]:
     if spec.dataset == CUSTOM and spec.client_column is not None:
         if "partition" in spec.given and spec.partition != "natural":
             raise InvalidInput(
-                f"--client-column {spec.client_column} and --partition {spec.partition} cannot both be given: either "
-                "says which rows a client has"
+                f"--client-column {spec.client_column} and --partition {spec.partition} cannot both be given: each "
+                "decides which rows a client has"
             )
         return found | {"partition": "natural"}
     if spec.dataset == CUSTOM and spec.task in TARGETS and "partition" not in spec.given:
-        # There are no classes that rows could be divided by.
+        # Without classes, rows are divided at random.
         return found | {"partition": "iid"}
     return found

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from experiments.commands.batch import one_of_many
+from experiments.commands.batch import spec_in_batch
 from experiments.commands.paper_table import Entry
 from experiments.papers import published, settings
 from experiments.papers.published import Published
@@ -123,7 +123,7 @@ def published_in(section: Section) -> list[Published]:
 
 def runs(row: Published, library: ResultStore) -> list[CommittedRun]:
     """Finished runs beside a published accuracy, by seed."""
-    found = (library.find(one_of_many(row.dataset, row.options, seed)) for seed in SEEDS)
+    found = (library.find(spec_in_batch(row.dataset, row.options, seed)) for seed in SEEDS)
     return [one for one in found if one is not None]
 
 
@@ -143,7 +143,7 @@ def _compare(row: Published, library: ResultStore, causes: Sequence[Cause]) -> C
     cause = next((cause for cause in causes if cause.row == row), None)
     without = None
     if cause is not None and cause.options:
-        run = library.find(one_of_many(row.dataset, row.options | cause.options))
+        run = library.find(spec_in_batch(row.dataset, row.options | cause.options))
         without = Entry(row, [] if run is None else [run], measure)
     return Compared(received, trained.mean, (min(ends), max(ends)) if ends else None, cause, without)
 

@@ -140,7 +140,7 @@ class Queue(batch.Batch):
 
     def groups(self, jobs: Sequence[batch.Job]) -> list[list[batch.Job]]:
         alone = [[job] for job in jobs if not self._is_together(job)]
-        return [*alone, *batch.of_one_program([job for job in jobs if self._is_together(job)])]
+        return [*alone, *batch.by_program([job for job in jobs if self._is_together(job)])]
 
     def run(self, jobs: Sequence[batch.Job], console: Console) -> None:
         run = self._planned(jobs[0])

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.commands.batch import one_of_many
+from experiments.commands.batch import spec_in_batch
 from experiments.commands.paper_table import folder_of
 from experiments.folder.run_folder import slug
 from experiments.papers import published, settings
@@ -101,7 +101,7 @@ class PlannedRun:
     @property
     def spec(self) -> Spec:
         """The run."""
-        return one_of_many(self.dataset, self.options, self.seed)
+        return spec_in_batch(self.dataset, self.options, self.seed)
 
     @property
     def chosen_by(self) -> tuple[str, ...]:

@@ -172,7 +172,7 @@ def test_the_files_of_the_command(runs, tmp_path, capsys):
     assert all(f">{name}<" in picture for name in LEVELS)
     before = out.read_bytes()
     assert main([str(runs[0]), "--reference", "local", "--out", str(out)]) == 2
-    assert "is there already: give another name, or --overwrite" in capsys.readouterr().err
+    assert "exists already: give another name, or --overwrite" in capsys.readouterr().err
     assert out.read_bytes() == before
     assert main([str(runs[0]), "--reference", "local", "--out", str(out), "--overwrite"]) == 0
     assert "minus local" in out.read_text()
@@ -245,7 +245,7 @@ def no_common_seed(folder):
 
 OTHER_DATA = {"description": "others", "is_real": True, "num_classes": 10}
 OF_ERRORS = {"scores": ["mse"], "in_percent": [], "higher_is_better": False}
-OTHER_EXAMPLES = "clients of fedpac and local have other examples with seed 1: give runs of one partition"
+OTHER_EXAMPLES = "clients of fedpac and local have different examples with seed 1: give runs of one partition"
 
 
 @pytest.mark.parametrize(
@@ -255,8 +255,8 @@ OTHER_EXAMPLES = "clients of fedpac and local have other examples with seed 1: g
         (lambda folder: edit(folder / "local-1", data=OTHER_DATA), [], "different data are not compared"),
         (another_score, [], "different scores are not compared: accuracy in %; mse"),
         (no_means, [], "two settings at least. Left out, since a run has no finite mean in the end: fedpac, fedper."),
-        (no_common_seed, [], "no seed with a finished run of every setting"),
-        (None, ["--reference", "fedavg"], "--reference fedavg is none of fedpac, fedper, local"),
+        (no_common_seed, [], "no seed has a finished run of every setting"),
+        (None, ["--reference", "fedavg"], "--reference fedavg is not among fedpac, fedper, local"),
         (None, ["--name", "x=y"], "give SHORT=NAME, with a NAME of fedpac, fedper, local"),
         (None, ["--eval-protocol", "before_aggregation"], "no scores of its clients by before_aggregation"),
     ],

@@ -122,9 +122,11 @@ def test_a_killed_process_ends_the_other_and_the_run_goes_on(tmp_path, victim, n
 
 
 def test_a_lost_process_is_told_from_other_errors():
-    assert distributed.lost(RuntimeError("INTERNAL: Gloo all-reduce failed: Connection closed by peer [127.0.0.1]"))
-    assert not distributed.lost(RuntimeError("RESOURCE_EXHAUSTED: Out of memory"))
-    assert not distributed.lost(InvalidInput("the folder barrier-study is not empty"))
+    assert distributed.is_peer_lost(
+        RuntimeError("INTERNAL: Gloo all-reduce failed: Connection closed by peer [127.0.0.1]")
+    )
+    assert not distributed.is_peer_lost(RuntimeError("RESOURCE_EXHAUSTED: Out of memory"))
+    assert not distributed.is_peer_lost(InvalidInput("the folder barrier-study is not empty"))
 
 
 @pytest.mark.slow

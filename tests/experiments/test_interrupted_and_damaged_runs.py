@@ -158,7 +158,7 @@ def test_too_little_memory_later_and_before(rounds, tmp_path, capsys, monkeypatc
 
 
 def test_too_little_memory_in_a_sweep(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(run.Together, "rounds", fail(SHORTAGE))
+    monkeypatch.setattr(run.JointRuns, "rounds", fail(SHORTAGE))
     words = ["--dataset", "digits", *RUN.split(), "--chunk", "2", "--out", str(tmp_path / "sweep")]
     assert sweep(words) == 2
     assert "use a smaller --chunk" in line(capsys)

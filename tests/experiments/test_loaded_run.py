@@ -148,8 +148,8 @@ def test_clients_of_several_networks_are_dealt_loaded_and_exported(tmp_path, mon
     words = ["--method", "lg_fedavg", "--model", "mlp,mlp", "--features", "24", "--networks", "deal.json"]
     for text, why in (
         ("[0, 1]", "has 2 entries, and there are 4 clients"),
-        ("[0, 1, 2, 0]", "is no list of numbers from 0 to 1"),
-        ("{", "is no JSON"),
+        ("[0, 1, 2, 0]", "is not a list of numbers from 0 to 1"),
+        ("{", "is not JSON"),
     ):
         (tmp_path / "deal.json").write_text(text)
         assert main("digits", [*SMALL, *words]) == 2

@@ -80,7 +80,7 @@ def test_a_sweep_never_averages_old_and_new_code(tmp_path, edit, capsys, monkeyp
     capsys.readouterr()
     assert sweep.main([*SWEEP, "--seeds", "2", "--out", str(out)]) == 2
     said = capsys.readouterr().err
-    assert f"1 of 2 runs in {out} are of other code than today's, of commit 1a2b3c4: another --out makes all" in said
+    assert f"1 of 2 runs in {out} are of other code than today's, of commit 1a2b3c4: give another --out" in said
     assert said.count("\n") == 1
     assert (out / "runs" / "seed-0" / CONFIG).read_bytes() == before
     assert find_runs(out) == [out / "runs" / "seed-0"]
@@ -117,7 +117,7 @@ def test_a_run_that_is_resumed_by_other_code_says_so(tmp_path, edit, capsys):
     assert run_alone("digits", ["--resume", str(tmp_path / "run"), "--rounds", "4"]) == 0
     group = stored_runs.Group("local", (stored_runs.read(tmp_path / "run"),))
     assert report.versions({"": [group]})[1]["pfl_jax"] == f"{DIGEST}, then edited"
-    note = "Note: its last rounds are of other code than its first ones, see resumed_by in"
+    note = "Note: its last rounds are of other code than its first rounds, see resumed_by in"
     assert " ".join(capsys.readouterr().out.split()).count(note) == 2
     config = read_config(tmp_path / "run")
     assert config["options"]["rounds"] == 4

@@ -31,7 +31,7 @@ def test_a_table(paper, number, procedure, tmp_path, capsys):
     assert all(places[row.method]["mean"] is not None for row in column)
     capsys.readouterr()
     assert tables.main([*words, "--out", str(tmp_path)]) == 0
-    assert f"{len(column)} of {len(column)} runs are there" in capsys.readouterr().out
+    assert f"{len(column)} of {len(column)} runs are finished" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,6 @@ def test_a_figure(paper, number, tmp_path, capsys):
     assert record["panels"]
     capsys.readouterr()
     assert figures.main(words) == 0
-    head = capsys.readouterr().out.split(" runs are there")[0].splitlines()[-1]
+    head = capsys.readouterr().out.split(" runs are finished")[0].splitlines()[-1]
     done, every = head.split(" of ")
     assert done == every

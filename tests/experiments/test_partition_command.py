@@ -61,7 +61,7 @@ def test_the_file_is_part_of_the_run(file, tmp_path, monkeypatch, capsys):
     with pytest.raises(InvalidInput, match=r"made with another text of parts\.json"):
         inspect(parse("digits", [*same, "--s", "3"]), tmp_path / "run")
     assert main("digits", ["--resume", "../run", "--rounds", "2"]) == 2
-    assert "its --partition: bring that back" in capsys.readouterr().err
+    assert "its --partition: restore that text" in capsys.readouterr().err
 
 
 def test_a_command_line_knows_the_clients_of_its_file(file):

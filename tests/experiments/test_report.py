@@ -21,7 +21,7 @@ from experiments.folder.stored_runs import goodness, ordered
 from experiments.folder.stored_runs import grouped as groups_of
 from experiments.report import main
 from experiments.show import curves
-from experiments.show.curves import picture, plot_curves, shown
+from experiments.show.curves import picture, plot_curves, shown_groups
 from experiments.show.pictures import draw
 from pfl_jax.errors import InvalidInput
 from pfl_jax.frames import find_runs
@@ -400,14 +400,14 @@ def test_many_settings_show_the_best_lines(tmp_path):
     for number in range(10):
         write_run(tmp_path / str(number), (*SMALL, "--lam", str(number)), level=40.0 + 5 * number)
     groups, _ = groups_of(tmp_path)
-    assert [group.label for group in shown(groups)] == [f"fedpac lam={number}" for number in range(2, 10)]
+    assert [group.label for group in shown_groups(groups)] == [f"fedpac lam={number}" for number in range(2, 10)]
     for number, group in enumerate(groups):
         group.runs[0].lines[-1]["validation"] = {"received": {"mean": 90.0 - number}}
     # Those that validation chooses; of errors, the lowest ones.
-    assert [group.label for group in shown(groups)] == [f"fedpac lam={number}" for number in range(8)]
+    assert [group.label for group in shown_groups(groups)] == [f"fedpac lam={number}" for number in range(8)]
     for group in groups:
         group.runs[0].config["task"] = {"higher_is_better": False}
-    assert [group.label for group in shown(groups)] == [f"fedpac lam={number}" for number in range(2, 10)]
+    assert [group.label for group in shown_groups(groups)] == [f"fedpac lam={number}" for number in range(2, 10)]
     assert page.results(groups)["received"].strong == [9]
 
 
@@ -475,7 +475,7 @@ def test_curves_for_a_paper_have_the_band_that_is_asked_for(tmp_path):
     assert (tmp_path / "a.pdf").read_bytes() == (tmp_path / "b.pdf").read_bytes()
     # No Type 3 fonts, which publishers refuse.
     assert b"/FontType 3" not in (tmp_path / "a.pdf").read_bytes()
-    with pytest.raises(InvalidInput, match="the name ends in"):
+    with pytest.raises(InvalidInput, match="the name must end in"):
         plot_curves(tmp_path / "runs", tmp_path / "a.tif")
 
 

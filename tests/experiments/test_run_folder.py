@@ -295,7 +295,7 @@ def test_rounds_are_counted(experiment, tmp_path):
     again.restore(record)
     assert len((run.folder.path / METRICS).read_text().splitlines()) == 2
     (run.folder.path / METRICS).write_text("")
-    with pytest.raises(InvalidInput, match="is not as it was at the last checkpoint"):
+    with pytest.raises(InvalidInput, match="has changed since the last checkpoint"):
         again.restore(record)
 
 

@@ -108,7 +108,7 @@ def test_a_group_that_was_cut_off_goes_on_to_the_same_end(tmp_path, capsys, monk
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert main([*words, str(whole)]) == 0
 
-    save, seen = run.Together.save, []
+    save, seen = run.JointRuns.save, []
 
     def and_stop(group, states):
         save(group, states)
@@ -120,11 +120,11 @@ def test_a_group_that_was_cut_off_goes_on_to_the_same_end(tmp_path, capsys, monk
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(run.Together, "save", and_stop)
+        patch.setattr(run.JointRuns, "save", and_stop)
         assert main([*words, str(cut)]) == 130
     (folder,) = {path.parent for path in cut.glob("*/seed-0")}
     capsys.readouterr()
-    monkeypatch.setattr(run, "_at_once", lambda *_: 1)
+    monkeypatch.setattr(run, "_runs_at_once", lambda *_: 1)
     if newer:
         # Killed while it wrote the checkpoints of round 3.
         (folder / "seed-2" / FOLDER / "0-of-1" / "3.npz").unlink()
@@ -150,7 +150,7 @@ def test_parts_claim_groups_and_the_last_one_collects(tmp_path, capsys, monkeypa
     with lock_folder(out, shared=True), order.claim(groups[3]) as is_mine:
         assert is_mine
         assert main([*words, "--part", "1/2"]) == 0
-        assert "3 of 4 runs are finished; other processes have the others" in capsys.readouterr().out
+        assert "3 of 4 runs are finished; other processes have the rest" in capsys.readouterr().out
         # It began in the middle.
         assert [one.hyper_parameters["epochs"] for one in fake.done] == [3, 1, 2]
         assert not (out / "sweep.json").exists()
@@ -324,7 +324,7 @@ def test_the_best_setting_of_each_method_is_run_again_with_fresh_seeds(tmp_path,
     assert runs == ["seed-1", "seed-1", "seed-2", "seed-2"]
     # Again, nothing is run.
     assert main([*words, "--out", str(tmp_path / "sweep")]) == 0
-    assert "4 of 4 runs are there" in capsys.readouterr().out
+    assert "4 of 4 runs are finished" in capsys.readouterr().out
 
 
 def test_the_dry_run_says_what_there_is_to_do(tmp_path, capsys):

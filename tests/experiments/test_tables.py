@@ -379,4 +379,4 @@ def test_a_small_table_end_to_end(tmp_path, capsys):
     before = contents(tmp_path)
     assert tables.main(words) == 0
     assert contents(tmp_path) == before
-    assert "1 of 1 runs are there" in capsys.readouterr().out
+    assert "1 of 1 runs are finished" in capsys.readouterr().out

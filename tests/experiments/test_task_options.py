@@ -169,9 +169,9 @@ def test_a_loss_on_the_papers_data():
     [
         (
             ["--data", "symbols.npz", "--task", "next_symbol", "--normalize", "--model", "char_lstm"],
-            "are no whole numbers: leave out --normalize",
+            "are not whole numbers: leave out --normalize",
         ),
-        ([*DATA, "--task", "next_symbol", "--model", "own.py:net"], "are not a number of a symbol at each place"),
+        ([*DATA, "--task", "next_symbol", "--model", "own.py:net"], "are not a symbol's number at each position"),
         ([*NATURAL, "--task", "regression", "--loss", "own.py:focal"], "--loss own.py:focal fails for outputs"),
         ([*DATA, "--task", "regression", "--partition", "dirichlet"], "has no classes to divide"),
         ([*NATURAL, "--task", "regression", "--method", "fedpac"], "fedpac"),
@@ -191,7 +191,7 @@ def test_what_does_not_fit_is_one_line(words, message):
 def test_a_score_that_would_take_the_place_of_another_in_files_is_refused(model, name, capsys):
     words = ["--model", f"own.py:{model}", "--method", "fedavg", "--num-clients", "4", "--train-size", "20"]
     assert main("digits", [*words, "--rounds", "1", "--test-size", "10", "--out", "run"]) == 2
-    assert f"the score {name} of the task regression needs a name of its own" in capsys.readouterr().err
+    assert f"the score {name} of the task regression needs a unique name" in capsys.readouterr().err
 
 
 def test_files_have_the_scores_of_the_task_and_the_best_round_has_the_smallest_error(here, capsys):

@@ -46,9 +46,9 @@ def test_a_sweep_changes_nothing_before_it_has_all_locks(tmp_path, monkeypatch):
         RunFolder.claim(tmp_path / name, "never")
         (tmp_path / name / METRICS).write_text('{"round": 1}\n{"round": 2}\n')
         specs.append(Spec.of("digits", resume=str(tmp_path / name)))
-    group = run.Together.__new__(run.Together)
+    group = run.JointRuns.__new__(run.JointRuns)
     RunDriver.__init__(group, specs)
-    monkeypatch.setattr(run.Together, "build", refuse)
+    monkeypatch.setattr(run.JointRuns, "build", refuse)
     with lock_run(tmp_path / "two"), pytest.raises(InvalidInput, match=r"another process is at work in .*two"):
         group.drive(Console(quiet=True))
     for name in ("one", "two"):

@@ -307,7 +307,7 @@ def test_a_command_with_a_module(name, head, tmp_path, monkeypatch):
     (tmp_path / "my_net.py").write_text(OWN.replace("{head}", head or "fc"))
     named = ["--head", head] if head else []
     words = ["--model", f"my_net.py:{name}", *named, *SMALL, "--out", "run"]
-    is_one = pytest.warns(UserWarning, match="my_net.py:shared makes one module: all seeds start from its parameters")
+    is_one = pytest.warns(UserWarning, match="my_net.py:shared makes only one module: all seeds start from it")
     with is_one if name == "shared" else contextlib.nullcontext():
         assert main("digits", words) == 0
     assert json.loads((tmp_path / "run/config.json").read_text())["options"]["model"] == f"my_net.py:{name}"

@@ -35,7 +35,7 @@ def _checkpoints() -> list[Row]:
         (resume, file("run/config.json", b'{"dataset": "dig'), "with its folder if it is a run's"),
         (resume, edit("options", rounds=-3), "config.json cannot be used: --rounds must be at least 1"),
         (resume, edit("hyper_parameters", lr=0.5), other),
-        (resume, gone("run/config.json"), "or was killed while it did"),
+        (resume, gone("run/config.json"), "a run was killed at its start"),
         (resume, gone("run/metrics.jsonl"), "--resume run: metrics.jsonl is missing"),
         (resume, _damage, "no checkpoint in run/checkpoints can be read"),
         (resume, _other_shapes, "the checkpoint of round 1 in run/checkpoints is of another"),
@@ -49,7 +49,7 @@ def _export() -> list[Row]:
     return [
         (to, lambda here: (_finished(here), _damage(here)), "no checkpoint in run/checkpoints can be read"),
         ("export run --client 4 --to model.msgpack", _finished, "there is no client 4: the run has clients 0 to 3"),
-        (to, file("model.msgpack"), "--to model.msgpack is there already: give another name, or remove it"),
+        (to, file("model.msgpack"), "--to model.msgpack exists already: give another name, or remove it"),
     ]
 
 

@@ -16,7 +16,7 @@ from problems import HYPER_PARAMETERS, tiny_model
 from wrapped import NO_OPTION, OPTIONS
 from wrapped import refusal as refusal_of_wrapper
 
-from experiments.folder.stored_runs import plain
+from experiments.folder.stored_runs import value_text
 from pfl_jax import InvalidInput, Mean
 from pfl_jax.messages import has_means, is_mean, may_change
 from pfl_jax.methods import METHODS, make_method
@@ -82,7 +82,7 @@ def _at_a_glance(name):
     (written,) = re.findall(
         rf"^\| `{name}` \| ([^|]*?) \| ([^|]*?) \|", page("methods-at-a-glance").read_text(), re.MULTILINE
     )
-    own = [f"`{one.name}` {plain(one.default)}" for one in arguments(METHODS[name]).values()]
+    own = [f"`{one.name}` {value_text(one.default)}" for one in arguments(METHODS[name]).values()]
     return [*written, ", ".join(own) or "—"]
 
 
