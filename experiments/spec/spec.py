@@ -212,10 +212,10 @@ def unknown_option(word: str, known: Iterable[str], method: str) -> str:
     if word in owners:
         other = ", or --beta for the concentration of --partition dirichlet" if word == "--alpha" else ""
         return f"{word} is an option of {listed(owners[word], 'and')}, not of {method}{other}"
-    for here, names in SYNONYMS.items():
-        if word in map(flag, names):
-            return f"unknown option {word}: here it is {flag(here)}"
-    near = difflib.get_close_matches(word, sorted(owners.keys() | own), n=1)
+    elsewhere = {flag(name): flag(here) for here, names in SYNONYMS.items() for name in names}
+    near = difflib.get_close_matches(word, sorted(owners.keys() | own | elsewhere.keys()), n=1)
+    if near and near[0] in elsewhere:
+        return f"unknown option {word}: here it is {elsewhere[near[0]]}"
     if near and near[0] not in own:
         some = ", ".join([*owners[near[0]][:3], "..."]) if owners[near[0]][3:] else listed(owners[near[0]], "and")
         return f"unknown option {word}; did you mean {near[0]}? It is an option of {some}, not of {method}"

@@ -260,7 +260,7 @@ def _targets(joined: Columns, num_classes: int | None) -> tuple[np.ndarray, np.n
             f"y has {len(classes)} different labels in {joined.num_train} rows: these are not classes; name another "
             "column"
         )
-    return _numbers(y, classes, "y", "label"), classes
+    return _numbers(y, classes, "label"), classes
 
 
 def _are_classes(y: np.ndarray) -> bool:
@@ -284,7 +284,7 @@ def _clients(joined: Columns, names: Sequence[str] | None) -> tuple[np.ndarray |
         return None, np.zeros(0, np.int64)
     found = checks.names(joined.client, "client", "client")
     owners = np.unique(found[: joined.num_train])
-    return _numbers(found, owners, "client", "client"), owners if names is None else np.array(names)[owners]
+    return _numbers(found, owners, "client"), owners if names is None else np.array(names)[owners]
 
 
 def _of_large_clients(joined: Columns, min_rows: int, *, has_test: bool) -> Columns:
@@ -305,12 +305,14 @@ def _of_large_clients(joined: Columns, min_rows: int, *, has_test: bool) -> Colu
     return joined.take(np.flatnonzero(large[numbers]))
 
 
-def _numbers(values: np.ndarray, known: np.ndarray, what: str, role: str) -> np.ndarray:
+def _numbers(values: np.ndarray, known: np.ndarray, role: str) -> np.ndarray:
     """Positions int32 [P] of labels or clients among the known ones, which are sorted; InvalidInput for others."""
     found = np.searchsorted(known, values).clip(max=len(known) - 1)
     strange = values[known[found] != values]
     if len(strange):
-        raise InvalidInput(f"{what} has the {role} {strange[0]}, which no training row has ({len(strange)} such rows)")
+        names = np.unique(strange).astype(str)
+        some = ", ".join(names[:5]) + ", ..." * (len(names) > 5)
+        raise InvalidInput(f"{len(strange)} test rows have a {role} that no training row has: {some}")
     return found.astype(np.int32)
 
 

@@ -175,6 +175,8 @@ def test_the_terminal_shows_a_bar():
         assert "1,000 quadratic programs" in text.getvalue()
         # The first round, with compilation, says nothing about the others.
         progress.completed(1, 90.0, None, 100.0)
+        progress.refresh()
+        assert "received not evaluated yet · 100 examples/s" in text.getvalue()
         progress.completed(2, 3.0, 81.25, 12345.0, "5 of 8 clients")
     assert "received 81.25 % accuracy over 5 of 8 clients · 12,345 examples/s · 0:06 left" in text.getvalue()
     with RoundProgress(console, 1, "received", REGRESSION.primary) as progress:

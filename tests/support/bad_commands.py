@@ -33,6 +33,7 @@ MESSAGES = {
         "--resume absent": "--resume absent: the folder has no run",
         "--method mine.py:mine": "cannot read mine.py: No such file or directory",
         "--zzyzx": "unknown option --zzyzx: see --help",
+        "--leraning-rate 0.1": "unknown option --leraning-rate: here it is --lr",
         "--schedule lr=linear:0:1:2.5": "ROUNDS must be a whole number of at least 1, not 2.5",
         "--schedule lr=exponential:0": "FACTOR must be positive",
         "--method apfl --schedule alpha=cosine": "apfl reads alpha before the first round only",

@@ -79,7 +79,7 @@ MESSAGES: dict[str, list[tuple[str, str, Prepare]]] = {
         ("no such array", "my.npz has no array y", npz(y=None, labels=Y)),
         ("one class only", "y has one class only, 0: there is nothing to tell apart", npz(y=np.zeros(12, int))),
         ("a label for each row", "y has 12 different labels in 12 rows", npz(y=np.arange(12))),
-        ("other test labels", "has the label 2, which no training row has (6 such", npz(test_x=X, test_y=Y + 1)),
+        ("other test labels", "6 test rows have a label that no training row has: 2", npz(test_x=X, test_y=Y + 1)),
         ("test rows without labels", "the test set of my.npz lacks y, unlike my.npz", npz(test_x=X)),
         ("it is cut off", "File is not a zip file)", _cut_off),
         ("it is a pickle", "or holds a pickle, which is never read", text(evil_pickle(), "my.npz")),
@@ -100,7 +100,7 @@ MESSAGES: dict[str, list[tuple[str, str, Prepare]]] = {
     ],
     TESTED: [
         ("columns of other names", "other.csv lacks dose and also has weight, unlike my.csv", OTHERWISE_NAMED),
-        ("a strange hospital", "client has the client C, which no training row has", STRANGE),
+        ("a strange hospital", "test rows have a client that no training row has: C", STRANGE),
     ],
     FOLDER: [
         ("empty", "give a folder with a sub-folder of images for each class", folder("pets")),
