@@ -26,7 +26,7 @@ def gpu(sections: Mapping[str, Section]) -> str:
 
 
 UNTESTED = (
-    "No GPU has been measured yet: the form of the convolutions, the chunk and the precision that one gets are "
+    "No GPU has been measured yet: the form of the convolutions, the chunk and the precision that a GPU gets are "
     "untested choices.\n"
 )
 

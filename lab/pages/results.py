@@ -129,9 +129,9 @@ def readme_table(library: ResultStore, found: Found) -> str:
         f"On two cores, FedPAC's 200 rounds take {200 * seconds / 60:.0f} minutes "
         f"([{seconds:.2f} s each](docs/performance.md#training)).\n\n"
         f"{tables.markdown(heads, rows, (0, 4))}\n"
-        f"{len(known)} of {len(every)} published Fashion-MNIST accuracies have a run; {close} of these {len(of_runs)} "
-        f"runs match their published numbers\nwithin {CLOSE:g} point. Supported: a full run without the cause closes "
-        "the gap. Plausible: not tested. A dash: no run yet. See\n[all accuracies](docs/results.md).\n"
+        f"{len(known)} of {len(every)} published Fashion-MNIST accuracies have a run. Of these {len(of_runs)} "
+        f"different runs, {close} match their published numbers\nwithin {CLOSE:g} point. Supported: a full run without "
+        "the cause closes the gap. Plausible: not tested. A dash: no run yet. See\n[all accuracies](docs/results.md).\n"
     ) + _readme_cifar10(_cifar10(library))
 
 

@@ -61,7 +61,7 @@ def sizes(method: str, num_clients: int, train_size: int) -> tuple[int, int, int
 def each_method() -> str:
     """Sizes of every method, for 100 clients of 600 examples."""
     rows = [[f"`{method}`", *map(in_words, sizes(method, 100, 600))] for method in METHODS]
-    return markdown(["method", "a client's state", "sent by it", "sent to it", "server"], rows)
+    return markdown(["method", "a client's state", "sent by a client", "sent to a client", "server"], rows)
 
 
 def of_a_million() -> str:
@@ -70,7 +70,8 @@ def of_a_million() -> str:
     for method in ("fedavg", "fedpac", "fedas", "fedfomo"):
         client, up, down, _ = sizes(method, MILLION, 50)
         rows.append([f"`{method}`", *map(in_words, (client, up, down, MILLION * client, COHORT * (up + down)))])
-    return markdown(["method", "a client's state", "sent by it", "sent to it", "all states", "a round"], rows)
+    heads = ["method", "a client's state", "sent by a client", "sent to a client", "all states", "a round"]
+    return markdown(heads, rows)
 
 
 def in_words(amount: int) -> str:
