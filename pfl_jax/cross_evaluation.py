@@ -31,7 +31,7 @@ def cross_scores(
 
     Returns:
       `Scores` with leaves [N, M], NumPy arrays: row i for the model of client i, column j for the examples of client j.
-      With `on` None the diagonal is the protocol `received`.
+      If `on` is None, the diagonal has the scores of the protocol `received`.
 
     Raises:
       InvalidInput: the outputs of the method do not fit the classes of `on`.
