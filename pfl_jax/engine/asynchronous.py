@@ -26,10 +26,10 @@ Availability: TypeAlias = tuple[float, Sequence[Sequence[float]]]
 """A period in seconds, and the ascending intervals [start, end) within it in which a client can begin its work."""
 
 TICK = 1e-6
-"""Seconds by which a client may begin before its interval: sums of times are rounded."""
+"""Seconds by which a client may begin before its interval, because sums of times are rounded."""
 
 SHORTEST, LATEST = 10 * TICK, 1e9
-"""Seconds of the shortest interval; and the latest time until which clients may wait: later, a sum loses a tick."""
+"""Seconds of the shortest interval, and the latest time to which clients may wait: sums of later times lose a tick."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +105,7 @@ class Timetable:
       seconds: [R], virtual time of each server step, ascending.
 
     Raises:
-      InvalidInput: other shapes, clients that are not ascending, or a staleness of more rounds than there were before.
+      InvalidInput: wrong shapes, clients that are not ascending, or a staleness above the number of rounds before.
     """
 
     clients: np.ndarray
@@ -146,8 +146,8 @@ def timetable(
     A client that trains, or has a message in the buffer, does not begin again. Synchronous: `buffer` clients begin
     after each step, and the step waits for the slowest. In both cases the clients that begin are drawn uniformly among
     the available ones; if there are too few, free places are taken as soon as clients become available. Messages that
-    arrive at the same time arrive before anybody begins. So asynchronous rounds with equal devices, always available,
-    and `concurrency` equal to `buffer` equal synchronous rounds.
+    arrive at the same time all arrive before any client begins. So asynchronous rounds with equal devices, always
+    available, and `concurrency` equal to `buffer` equal synchronous rounds.
 
     Args:
       devices: devices of the clients, at least N.
@@ -158,8 +158,8 @@ def timetable(
       seed: seed of the draws, by NumPy's generator.
 
     Raises:
-      InvalidInput: more messages in the buffer, or clients at once, than clients; fewer devices than clients; seconds
-        that are not finite, or so large that a device's availability is lost in rounding.
+      InvalidInput: `buffer` or `concurrency` above the number of clients; fewer devices than clients; seconds
+        that are not finite, or so large that rounding loses a device's availability.
 
     Reference:
       Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba. Federated Learning with Buffered Asynchronous Aggregation.
@@ -268,7 +268,7 @@ def stale(method: Method, staleness: jax.Array) -> Method:
     parts are sent unchanged. With staleness 0 all messages are unchanged.
 
     Args:
-      method: a method from `with_versions`, as a client follows it.
+      method: a method from `with_versions`, in the form that a client runs.
       staleness: int32 scalar, server steps since the client's download; at most the number of versions.
 
     Returns:

@@ -45,7 +45,7 @@ class Engine(NamedTuple):
     store: ClientStore
 
     def jit(self, mesh: Mesh | None = None, *, donate: bool = False) -> "Engine":
-        """Compiled engine, with one trace per cohort size; an engine whose store is not on the device is compiled.
+        """Compiled engine, with one trace per cohort size; unchanged if its store is not on the device.
 
         Args:
           mesh: mesh of data that belongs to devices; None for the mesh given to `build`.
@@ -62,7 +62,7 @@ FUNCTIONS = ("init", "round", "evaluate", "evaluate_new")
 
 
 def _options(name: str, data: int, mesh: Mesh | None, *, donate: bool) -> dict[str, Any]:
-    """Options of `jax.jit` for a function of an engine, with the data at this position among its arguments."""
+    """Options of `jax.jit` for the function `name` of an engine; `data` is the data's position among its arguments."""
     # Explicit output shardings: the compiler could otherwise choose a new layout of the state each round, and every new
     # layout of the inputs compiles the round again.
     options: dict[str, Any] = {"out_shardings": replicated(mesh)}
@@ -130,7 +130,7 @@ def _engine(
         return [one.evaluated(data.value, key.value) for one in programs]
 
     if not store.is_traced:
-        # The same in all rounds of a run. Drawing some of very many clients takes longer than a round.
+        # Cached for all rounds of a run: drawing some of very many clients takes longer than a round.
         evaluated = functools.lru_cache(maxsize=1)(evaluated)
 
     def each(parts):
@@ -223,10 +223,10 @@ def compiled(
         lives; because shapes are a part of the key, functions whose shapes were used long ago make room for others.
       hyper_parameters: see `pfl_jax.run`. Real numbers are inputs of the compiled programs: other values of them
         compile nothing.
-      over_runs: turns a function of one run (values, *arguments) into one of several runs; hashable. None for one run.
+      over_runs: makes a function of several runs from that of one run (values, *arguments); hashable. None for one run.
     """
     values = dict(hyper_parameters or {})
-    # Real numbers. They are arguments of the programs: in the functions they would be constants.
+    # Real numbers, which are arguments of the programs: closed over by the functions, they would be constants.
     inputs = {
         name: one for name, one in values.items() if isinstance(one, float | np.floating | np.ndarray | jax.Array)
     }
@@ -258,7 +258,7 @@ def _compiled(
     over_runs: Callable[..., Any] | None,
     whole: bool,
 ) -> dict[str, Callable[..., Any]]:
-    """Compiled functions of an engine by name, whose first argument is the hyper-parameters that are inputs.
+    """Compiled functions of an engine by name; their first argument is the hyper-parameters that are inputs.
 
     If the engine is not compiled as a `whole`, they are `sample`, `train`, and the functions BY_BLOCK of a
     RoundProgram, whose second argument is the position of its network.
@@ -288,8 +288,8 @@ def _compiled(
             name: program(name, partial(of_engine, name), **_options(name, 1, mesh, donate=donate))
             for name in FUNCTIONS
         }
-    # With `donate`, buffers of server and scores are taken over. The cohort's rows are new in every round. On a mesh
-    # they come out with another sharding: no buffer to reuse.
+    # With `donate`, buffers of server and scores are taken over. The cohort's rows are new in every round and always
+    # taken over, except on a mesh, where the results have another sharding and cannot reuse them.
     taken = (*((2, 3) if donate else ()), *(() if mesh else (4,)))
     return {
         "sample": program("sample", partial(of_round, sample), static_argnums=4),
