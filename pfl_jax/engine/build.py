@@ -45,7 +45,7 @@ class Engine(NamedTuple):
     store: ClientStore
 
     def jit(self, mesh: Mesh | None = None, *, donate: bool = False) -> "Engine":
-        """Compiled engine, with one trace per cohort size; unchanged if its store is not on the device.
+        """Compiled engine, with one trace per cohort size; compiled already if its store is not on the device.
 
         Args:
           mesh: mesh of data that belongs to devices; None for the mesh given to `build`.

@@ -279,7 +279,7 @@ class RoundProgram:
         """Rows [D, W, ...] and sums of fn(method, data, shared, client, *rows of the client).
 
         In the run with this key, a client's method is an attacker's or an honest client's; None: all are honest. With
-        turns, `shared` begins with the server's state, which each client's own state replaces.
+        turns, `shared` begins with the server's state, and each client gets its own instead.
         """
         settings, mesh, is_attacker = self.settings, data.mesh or self.mesh, None
         if key is not None and round(settings.attackers * data.num_clients):
@@ -311,7 +311,7 @@ class RoundProgram:
 
 
 def _turn(before: str) -> Callable[..., tuple[PyTree, PyTree]]:
-    """Turn of a client before a stage, a field of `HandOver`: what it has then, and what it passes on."""
+    """Turn of a client before a stage, a field of `HandOver`: the state it then has, and the state it passes on."""
 
     def take(own, data, shared, index, state, present=True, late=None):
         server, key = shared
