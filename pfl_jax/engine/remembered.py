@@ -88,7 +88,7 @@ _PLAIN = (int, float, complex, str, bytes, types.NoneType, np.generic)
 
 
 def remembered(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Decorate a function so that it returns the same object for each of the last `REMEMBERED` arguments.
+    """Decorate a function so that it returns the same object for the same arguments; `REMEMBERED` are kept.
 
     Arguments that cannot be hashed, such as a setting that is an array, are not remembered.
     """

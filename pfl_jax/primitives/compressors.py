@@ -29,7 +29,7 @@ class Compressor(NamedTuple):
 
 
 def top_k_compressor(share: float) -> Compressor:
-    """Keep the entries of largest magnitude of all arrays together unchanged; all others become zero.
+    """Keep the entries with the largest magnitudes, over all arrays together; all others become zero.
 
     The message has the kept entries and their positions, 32 bits each.
 

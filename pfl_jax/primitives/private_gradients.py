@@ -54,7 +54,7 @@ def private_gradient(
       size: expected number of examples.
 
     Returns:
-      As params.
+      A tree like params.
 
     Reference:
       Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang. Deep Learning with Differential Privacy. CCS 2016.
