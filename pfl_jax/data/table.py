@@ -1,4 +1,4 @@
-"""Tables with named columns, which every reader gives, and the one function that joins them by the roles of columns.
+"""Tables with named columns, the results of all readers, and the function that joins them by the roles of columns.
 
 Columns are matched by their names, never by their places; the first table gives the order of the inputs.
 """
@@ -79,9 +79,9 @@ class Roles(NamedTuple):
     """Roles of the columns.
 
     Attributes:
-      inputs: the inputs; None for the only array of rank 2 or more, and without one all other columns.
+      inputs: the inputs; None for the only array of rank 2 or more or, if there is none, all other columns.
       labels: the labels, one column or several side by side.
-      client, time: columns with the client and the time of each row; None without.
+      client, time: columns with the client and the time of each row, or None.
       drop: columns that are left out.
     """
 
