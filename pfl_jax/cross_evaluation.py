@@ -1,4 +1,4 @@
-"""Scores of each client's model on the examples of every client: its own, those of others, or corrupted ones."""
+"""Scores of each client's model on the examples of every client: its own, other clients', or corrupted examples."""
 
 import jax
 import jax.numpy as jnp

@@ -317,7 +317,7 @@ def _numbers(values: np.ndarray, known: np.ndarray, what: str, role: str) -> np.
 def _divided(
     group: np.ndarray | None, time: np.ndarray | None, size: int, fraction: float, owners: np.ndarray, seed: int
 ) -> list[np.ndarray]:
-    """Numbers of the training rows and of the test rows, which are drawn from each group, or are its latest rows.
+    """Numbers of the training rows, and of the test rows: a draw from each group, or its latest rows by time.
 
     Groups [P] are clients, with names `owners`, or classes; None for all rows together.
     """

@@ -3,7 +3,7 @@
 `data` is the folder of LEAF's files (`train/` and `test/`, made by its preprocess.sh), TFF's SQLite file (.sqlite,
 also .lzma, .xz or .gz, which is unpacked beside it), or the folder of TFF's HDF5 files; docs/natural.md says where to
 get them. Clients are the first ones by name. LEAF's and TFF's split within users is kept. If LEAF split by user, so
-that nobody has both training and test rows, each user's rows are divided here, and the users of `test/` come last.
+that no user has both training and test rows, each user's rows are divided here, and the users of `test/` come last.
 """
 
 import string

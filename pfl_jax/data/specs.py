@@ -12,7 +12,7 @@ PixelNormalization: TypeAlias = Literal["fedpac", "fedas"]
 
 Shift: TypeAlias = Literal["none", "labels", "rotation", "noise", "missing"]
 """Difference between groups of clients: none, a permutation of the labels, a rotation of the images, noise on the
-inputs, or inputs of which some numbers are missing."""
+inputs, or inputs with some numbers missing."""
 
 
 class Arrays(NamedTuple):

@@ -136,9 +136,9 @@ def join(tables: Sequence[Table], roles: Roles) -> Columns:
         if not wanted <= there or (roles.inputs is None and wanted != there):
             lacking = [name for name in first.columns if name in wanted - there]
             more = [name for name in other.columns if name in there - wanted and roles.inputs is None]
-            told = [f"{word} {_listed(names)}" for word, names in (("lacks", lacking), ("also has", more)) if names]
+            gaps = [f"{word} {_listed(names)}" for word, names in (("lacks", lacking), ("also has", more)) if names]
             raise InvalidInput(
-                f"{other.source} {' and '.join(told)}, unlike {first.source}: name the columns alike, or say which are "
+                f"{other.source} {' and '.join(gaps)}, unlike {first.source}: name the columns alike, or say which are "
                 "the inputs"
             )
     _check_names(first, chosen)

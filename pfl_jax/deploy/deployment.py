@@ -269,7 +269,7 @@ class Deployment:
         return self._with_clients(index, server, rows, sums, cohort, clients)[0]
 
     def _with_clients(self, index, server, rows, sums, cohort: Cohort, clients) -> tuple[PyTree, PyTree]:
-        """Aggregation as in the simulation: the server's next state, and those of the cohort's clients."""
+        """Aggregation as in the simulation: the server's next state, and the next states of the cohort's clients."""
         key = fold_in(fold_in(self.key, index), self.num_clients)
         server, clients, _ = at_round(self.method, index).aggregate(key, server, clients, join(rows, sums), cohort)
         return server, clients

@@ -26,7 +26,7 @@ from pfl_jax.schedules import MethodSchedule, Mixed, at_round, mixture
 from pfl_jax.validation import check_values
 
 GENERATOR = "threefry2x32"
-"""Required generator of every key. Under vmap, what other generators draw depends on the other clients of a chunk."""
+"""Required generator of every key. Under vmap, other generators' numbers depend on the other clients of a chunk."""
 
 
 def check_run(
@@ -312,7 +312,7 @@ def _are_independent(of: ByIdentity, shape: tuple[int, ...], dtype: Any) -> bool
     numbers = drawn if np.dtype(dtype).kind == "f" else np.stack([np.zeros(shape), np.ones(shape)])
 
     def rows(params, batch):
-        """Results, leaves [rows, ...], for two examples, of which in training only the first is real."""
+        """Results, leaves [rows, ...], for two examples; in training only the first one is real."""
         features = model.features(params["backbone"], batch)
         found = features, model.classify(params["head"], features)
         if model.batch_features is None:

@@ -97,7 +97,7 @@ class RoundSettings:
 
 @dataclass(frozen=True)
 class Settings(RoundSettings):
-    """Settings of a run, independent of the method: the settings of a round, and those of the loop over rounds.
+    """Settings of a run, independent of the method: the settings of a round, and the settings of the loop over rounds.
 
     Attributes:
       rounds: communication rounds.
@@ -191,7 +191,7 @@ def sample_cohort(
     if settings.timetable is not None:
         clients = _from_timetable(settings.timetable, round_index, num_clients, size)
     elif size == num_clients:
-        # Everybody takes part: avoid random numbers, which take a small program longest to compile.
+        # All clients take part: avoid random numbers, which take a small program longest to compile.
         clients = jnp.arange(num_clients, dtype=jnp.int32)
     else:
         scores = _scores(key, round_index, counts, size, settings, losses)

@@ -189,7 +189,7 @@ def play(
                 # Scores from before are of other examples.
                 data, received = phases.parts[phase], None if index in phases.starts else received
             all_train = size == num_clients and on_nan == "stop"
-            # Clients outside this cohort have the scores of what they received, which may be evaluated already.
+            # Clients outside this cohort get the scores of the models they received, which may be evaluated already.
             if evaluated and settings.before_aggregation and not all_train and received is None:
                 received = _on_host(engine.evaluate(data, state))
             with explains():

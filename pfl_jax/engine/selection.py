@@ -69,7 +69,7 @@ uniform = Selection(_uniform, losses=False)
 by_size = Selection(_by_size, losses=False, equal=True)
 """In proportion to numbers of examples, with equal weights in the means (Li et al. 2020, Scheme I, with replacement).
 
-Li, Huang, Yang, Wang, Zhang. On the Convergence of FedAvg on Non-IID Data. ICLR 2020. Here nobody is drawn twice, so
+Li, Huang, Yang, Wang, Zhang. On the Convergence of FedAvg on Non-IID Data. ICLR 2020. Here no client is drawn twice, so
 that large clients are drawn a little less often than in proportion.
 """
 
@@ -96,7 +96,7 @@ def power_of_choice(candidates: Count) -> Selection:
       Strategies. arXiv 2010.01243, 2020. The variant rpow-d, in which candidates report losses of their last training.
 
     Deviations:
-      The loss is that of the model right after the client's last local training; the paper takes the mean over the
+      The loss is measured right after the client's last local training; the paper takes the mean over the
       mini-batches of that training. In both, clients that never took part have an infinite loss.
     """
 

@@ -171,7 +171,7 @@ def _check_phases(phases: Phases | None, settings: Settings, newcomers: Federati
     if phases is None:
         return
     if settings.patience is not None:
-        raise InvalidInput("patience compares rounds by the same examples, and those of phases change")
+        raise InvalidInput("patience compares rounds by the same examples, but in phases the examples change")
     if newcomers is not None:
         raise InvalidInput("newcomers cannot be given with phases: hold clients out as a phase in which they join")
     if settings.rounds <= phases.starts[-1]:

@@ -31,7 +31,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 class BertConfig(NamedTuple):
-    """Sizes of a BERT encoder, by default those of all-MiniLM-L6-v2.
+    """Sizes of a BERT encoder, by default all-MiniLM-L6-v2's.
 
     Attributes:
       vocabulary: number of tokens.
@@ -41,7 +41,7 @@ class BertConfig(NamedTuple):
       hidden: width of the layers' perceptrons.
       positions: length of the longest sequence.
       epsilon: number added to the variance in layer normalizations.
-      segments: number of segment embeddings, of which only the first is used.
+      segments: number of segment embeddings; only the first one is used.
       activation: activation in the layers' perceptrons, a name in ACTIVATIONS.
     """
 

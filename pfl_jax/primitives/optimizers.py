@@ -84,7 +84,7 @@ def descend(
     Args:
       optimizer, gradient, params, opt_state: as in optax.
       statistics: new running statistics of batch normalization, which the loss returns beside its value; () for none.
-        They replace the old ones, whatever the optimizer does to the old ones.
+        They replace the old statistics, whatever the optimizer does to those.
       value: value of the loss, for an `optax.GradientTransformationExtraArgs`; None if the training has none.
 
     Raises:

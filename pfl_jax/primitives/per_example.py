@@ -206,7 +206,7 @@ def have_closed_form(
     Args:
       loss: (params, ClientData) -> scalar.
       params: any pytree of arrays.
-      batch: a mini-batch, of which only shapes and types count.
+      batch: a mini-batch; only its shapes and types count.
       rows: number of examples with which gradients are computed.
       free_terms: whether leaves may be used elsewhere too, in terms that depend on no example.
     """

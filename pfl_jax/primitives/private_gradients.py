@@ -122,7 +122,7 @@ def clipped_gradient_sum(
 
 
 def _with_key_of_row(loss: Loss, params: PyTree, batch: ClientData) -> jax.Array:
-    """Loss on rows with y = (labels, keys), of which the first key is used."""
+    """Loss on rows with y = (labels, keys); only the first key is used."""
     y, keys = batch.y
     return loss(params, batch._replace(y=y), keys[0])
 
