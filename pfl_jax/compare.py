@@ -175,8 +175,8 @@ def _wilcoxon(differences: np.ndarray) -> float:
     # Without any difference there is nothing to rank.
     if not np.any(differences):
         return 1.0
-    found: Any = stats.wilcoxon(differences)
-    return float(found.pvalue)
+    test: Any = stats.wilcoxon(differences)
+    return float(test.pvalue)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -208,13 +208,13 @@ def budgets(
     # Without this check, a misspelled dp_clip would mean a run without privacy.
     check_hyper_parameters(factory, values, annotations(factory))
     every = hyper_parameters(factory, values)
-    found = []
+    makers = []
     if every["dp_clip"] is not None:
-        found.append(_example_budget)
+        makers.append(_example_budget)
     # A user's own factory can have an argument with that name too.
     if ClientPrivacy in recipes_of(factory) and every["client_clip"] is not None:
-        found.append(_client_budget)
-    if not found:
+        makers.append(_client_budget)
+    if not makers:
         return []
     _accounting()
     privacy, unknown = None, "the method does not say how it uses the data"
@@ -223,7 +223,7 @@ def budgets(
     except Exception as error:  # any error of a user's own factory
         unknown = f"the method cannot be made for a linear model, to ask how it uses the data ({one_line(error)})"
     rounds = participations(settings, np.asarray(counts), key)
-    return [make(privacy, unknown, every, settings, np.asarray(counts), rounds, delta) for make in found]
+    return [make(privacy, unknown, every, settings, np.asarray(counts), rounds, delta) for make in makers]
 
 
 def participations(settings: Settings, counts: np.ndarray, key: PRNGKey) -> np.ndarray:

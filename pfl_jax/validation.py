@@ -210,9 +210,9 @@ def check_shapes(**given: tuple[Any, str]) -> None:
     for array, axes in given.values():
         shape = np.shape(array)
         if len(shape) != len(axes) or any(sizes.setdefault(*one) != one[1] for one in zip(axes, shape, strict=True)):
-            there = ", ".join(f"{name} {list(np.shape(array))}" for name, (array, _) in given.items())
+            shapes = ", ".join(f"{name} {list(np.shape(array))}" for name, (array, _) in given.items())
             wanted = ", ".join(f"{name} [{', '.join(axes)}]" for name, (_, axes) in given.items())
-            raise InvalidInput(f"shapes {there} do not fit each other: give {wanted}")
+            raise InvalidInput(f"shapes {shapes} do not fit each other: give {wanted}")
 
 
 def _is_unknown(value: Any) -> bool:
@@ -263,8 +263,8 @@ MOST_NAMED = 12
 def _nearest(word: str, choices: Sequence[str]) -> list[str]:
     """Choices near to a word, the nearest first; equally near ones by the length of the common beginning."""
 
-    def nearness(one: str) -> tuple[float, int]:
-        return difflib.SequenceMatcher(None, one, word).ratio(), len(os.path.commonprefix([one, word]))
+    def nearness(choice: str) -> tuple[float, int]:
+        return difflib.SequenceMatcher(None, choice, word).ratio(), len(os.path.commonprefix([choice, word]))
 
     near = difflib.get_close_matches(word, choices, n=max(len(choices), 1))
     return sorted(near, key=nearness, reverse=True)

@@ -112,9 +112,9 @@ def _draw(
     the examples of each class, `divide` is `_separate_sets` or `_merged_sets`, and `needs` has the least number of a
     client's training examples, of its test examples, and of both together.
     """
-    there = np.array([*totals.sum(axis=1), totals.sum()])
-    if (num_clients * np.array(needs) > there).any():
-        kinds = zip(needs, there, ("training examples", "test examples", "examples"), strict=True)
+    available = np.array([*totals.sum(axis=1), totals.sum()])
+    if (num_clients * np.array(needs) > available).any():
+        kinds = zip(needs, available, ("training examples", "test examples", "examples"), strict=True)
         few = " and ".join(f"{need} of the {all_} {kind}" for need, all_, kind in kinds if need)
         raise InvalidInput(f"{num_clients} clients cannot each have {few}: use fewer clients or a smaller min_size")
     counts, too_small = np.zeros((2, num_clients, totals.shape[1]), np.int64), list[int]()
@@ -128,7 +128,7 @@ def _draw(
     moved = _complete(counts, needs)
     warnings.warn(
         f"none of {len(too_small)} Dirichlet draws with beta = {beta:g} serves each of {num_clients} clients: "
-        f"{moved} of the {there[2]} were moved from the largest clients to those that were too small",
+        f"{moved} of the {available[2]} were moved from the largest clients to those that were too small",
         stacklevel=2,
     )
     return counts
@@ -142,7 +142,7 @@ def _complete(counts: np.ndarray, needs: tuple[int, int, int]) -> int:
         while sizes.min() < need:
             giver, taker = int(sizes.argmax()), int(sizes.argmin())
             # From a set in which the giver has more than it needs, and from its largest class in this set.
-            of_set = max(which, key=lambda one: counts[one, giver].sum() - needs[one])
+            of_set = max(which, key=lambda index: counts[index, giver].sum() - needs[index])
             label = counts[of_set, giver].argmax()
             counts[of_set, [giver, taker], label] += [-1, 1]
             sizes[[giver, taker]] += [-1, 1]

@@ -127,7 +127,7 @@ def _engine(
     one_network = mixture(method) is None
 
     def evaluated(data: ByIdentity, key: ByIdentity) -> list[Places]:
-        return [one.evaluated(data.value, key.value) for one in programs]
+        return [net.evaluated(data.value, key.value) for net in programs]
 
     if not store.is_traced:
         # Cached for all rounds of a run: drawing some of very many clients takes longer than a round.
@@ -140,19 +140,19 @@ def _engine(
     def together(parts):
         return parts[0] if one_network else tuple(parts)
 
-    def stored(data, one, places):
+    def stored(data, net, places):
         """The places, with the rows of their clients in one network's store."""
-        return dataclasses.replace(places, ids=one.rows_of(data.num_clients, places.ids))
+        return dataclasses.replace(places, ids=net.rows_of(data.num_clients, places.ids))
 
-    def read(data, one, clients, places):
-        return store.read(one.clients(data), data.mesh or mesh, clients, stored(data, one, places))
+    def read(data, net, clients, places):
+        return store.read(net.clients(data), data.mesh or mesh, clients, stored(data, net, places))
 
     def init(data, key):
-        servers, clients = [one.init_server(data, key) for one in programs], []
-        for one, server in zip(programs, servers, strict=True):
-            blocks = store.blocks(one.everyone(data))
-            rows = ((stored(data, one, places), one.init_clients(data, server, key, places)) for places in blocks)
-            clients.append(store.create(one.clients(data), data.mesh or mesh, rows))
+        servers, clients = [net.init_server(data, key) for net in programs], []
+        for net, server in zip(programs, servers, strict=True):
+            blocks = store.blocks(net.everyone(data))
+            rows = ((stored(data, net, places), net.init_clients(data, server, key, places)) for places in blocks)
+            clients.append(store.create(net.clients(data), data.mesh or mesh, rows))
         # A separate array for each field: every buffer is donated once.
         unscored, completed = programs[0].untrained(data), jnp.zeros_like(data.train_count[0])
         return State(together(servers), together(clients), unscored, key, completed)
@@ -166,8 +166,8 @@ def _engine(
             data, each(state.server), state.trained, rows, state.key, state.round, cohort
         )
         after = [
-            store.write(one.clients(data), clients, None if ids is None else one.rows_of(data.num_clients, ids), new)
-            for (one, clients), (ids, new) in zip(before, written, strict=True)
+            store.write(net.clients(data), clients, None if ids is None else net.rows_of(data.num_clients, ids), new)
+            for (net, clients), (ids, new) in zip(before, written, strict=True)
         ]
         return State(together(servers), together(after), trained, state.key, state.round + 1), outcome
 
@@ -175,19 +175,19 @@ def _engine(
         scores = programs[0].unscored(data)
         states = zip(each(state.server), each(state.clients), strict=True)
         drawn = evaluated(ByIdentity(data), ByIdentity(state.key))
-        for one, (server, clients), everyone in zip(programs, states, drawn, strict=True):
-            for places in one.chains(data) if one.deploys_in_turn and not store.is_traced else store.blocks(everyone):
-                rows = read(data, one, clients, places)
-                scores = one.evaluate(data, server, state.key, state.round, places, rows, scores)
+        for net, (server, clients), everyone in zip(programs, states, drawn, strict=True):
+            for places in net.chains(data) if net.deploys_in_turn and not store.is_traced else store.blocks(everyone):
+                rows = read(data, net, clients, places)
+                scores = net.evaluate(data, server, state.key, state.round, places, rows, scores)
         return scores
 
     def evaluate_new(data, state):
         scores: Any = None
-        for one, server in zip(programs, each(state.server), strict=True):
+        for net, server in zip(programs, each(state.server), strict=True):
             # There may be fewer newcomers than networks.
-            if number := one.clients(data).num_clients:
-                found = one.evaluate_new(data, server, state.key, state.round)
-                own = one.rows_of(data.num_clients, np.arange(data.num_clients)) < number
+            if number := net.clients(data).num_clients:
+                found = net.evaluate_new(data, server, state.key, state.round)
+                own = net.rows_of(data.num_clients, np.arange(data.num_clients)) < number
                 scores = found if scores is None else choose(own, found, scores)
         return scores
 
@@ -199,7 +199,7 @@ def adopted(engine: Engine, data: Federation, clients: PyTree) -> PyTree:
     mesh, parts = data.mesh or engine.mesh, round_programs(engine.method, engine.settings, engine.mesh)
     if mixture(engine.method) is None:
         return engine.store.adopt(data, mesh, clients)
-    return tuple(engine.store.adopt(one.clients(data), mesh, own) for one, own in zip(parts, clients, strict=True))
+    return tuple(engine.store.adopt(net.clients(data), mesh, own) for net, own in zip(parts, clients, strict=True))
 
 
 def compiled(
@@ -228,7 +228,7 @@ def compiled(
     values = dict(hyper_parameters or {})
     # Real numbers, which are arguments of the programs: closed over by the functions, they would be constants.
     inputs = {
-        name: one for name, one in values.items() if isinstance(one, float | np.floating | np.ndarray | jax.Array)
+        name: value for name, value in values.items() if isinstance(value, float | np.floating | np.ndarray | jax.Array)
     }
     fixed = None if hyper_parameters is None else tuple(sorted((name, values[name]) for name in values.keys() - inputs))
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(data))

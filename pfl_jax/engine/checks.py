@@ -134,14 +134,14 @@ def check_engine(
     """Raise InvalidInput unless an engine was built with the arguments of `pfl_jax.engine.simulate.run`."""
     if state_on != "device" or donate:
         raise InvalidInput("state_on and donate are for a run without an engine: give them, or a store, to build")
-    for name, one, other in (("method", method, engine.method), ("mesh", mesh, engine.mesh)):
-        if one is not other and one != other:
+    for name, given, other in (("method", method, engine.method), ("mesh", mesh, engine.mesh)):
+        if given is not other and given != other:
             raise InvalidInput(f"engine was built with another {name}")
     for field in dataclasses.fields(RoundSettings):
-        one, other = getattr(settings, field.name), getattr(engine.settings, field.name)
+        given, other = getattr(settings, field.name), getattr(engine.settings, field.name)
         # Results do not depend on chunks, which `run` chooses by the sizes of the clients.
-        if field.name != "chunk" and one != other:
-            raise InvalidInput(f"engine was built with {field.name} {other}, and settings has {one}")
+        if field.name != "chunk" and given != other:
+            raise InvalidInput(f"engine was built with {field.name} {other}, and settings has {given}")
 
 
 def check_sweep(
@@ -161,8 +161,8 @@ def check_sweep(
         if shape != keys.shape:
             raise InvalidInput(f"a run has one key and one value: keys has shape {keys.shape}, but {name} {shape}")
     for name, value in values.items():
-        for one in np.asarray(value).tolist():
-            check_values({name: one}, get_type_hints(LocalTraining, include_extras=True))
+        for number in np.asarray(value).tolist():
+            check_values({name: number}, get_type_hints(LocalTraining, include_extras=True))
     method = make_method(**{name: value[0] for name, value in values.items()})
     _check_method(method, data, settings)
     if states is None:

@@ -119,11 +119,11 @@ class Patience(NamedTuple):
         with warnings.catch_warnings():
             # The mean of a run without any score is NaN, which is never better.
             warnings.simplefilter("ignore", RuntimeWarning)
-            found = np.nanmean(np.asarray(received.validation[primary.name], np.float64), axis=-1)
-        found = found if primary.higher_is_better else -found
-        better = (found > self.mean) & ~self.ended
+            mean = np.nanmean(np.asarray(received.validation[primary.name], np.float64), axis=-1)
+        mean = mean if primary.higher_is_better else -mean
+        better = (mean > self.mean) & ~self.ended
         kept = np.where(better, number, self.kept)
-        return Patience(kept, np.where(better, found, self.mean), self.ended | (number - kept >= patience))
+        return Patience(kept, np.where(better, mean, self.mean), self.ended | (number - kept >= patience))
 
     def of_others(self, scores: PyTree) -> Any:
         """The `scores`, leaves [R, N], with NaN for the runs that have ended; None stays None."""
