@@ -23,12 +23,12 @@ Names that most programs use:
 - `InvalidInput`: error for invalid input. Its subclass `Diverged`: error for a run with NaN or infinite values.
 
 - `mixed`: a method for clients that have different networks (docs/networks.md).
-- `frame`: results as a table of pandas; `mean_scores` of a round, for trackers of experiments; `files` keeps states and
-  clients' models (docs/keep.md).
+- `frame`: results as a pandas table. `mean_scores`: means of a round's scores, for experiment trackers. `files`: states
+  and clients' models in files (docs/keep.md).
 
 All other names are in modules. `pfl_jax.engine` runs single runs (`pfl_jax.simulate`) and many runs as one program
 (`pfl_jax.sweep`); `pfl_jax.data` has data sets and partitions, `pfl_jax.networks` the networks (`pfl_jax.models`).
-Methods are built from `pfl_jax.primitives`, such as `pfl_jax.primitives.head_weights` (docs/primitives.md has all of
+Methods are built from `pfl_jax.primitives`, such as `pfl_jax.primitives.head_weights` (docs/primitives.md lists all of
 them). `pfl_jax.tasks` has tasks besides classification (docs/tasks.md). `pfl_jax.testing` checks your own methods in
 your own tests; `pfl_jax.networks.from_flax` makes a `Model` from your own Flax module. Names are loaded on first use,
 so importing this package imports nothing else.

@@ -16,7 +16,7 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically; on failure raise CannotWrite and keep the previous file.
 
-    Bytes of a file's name that are not text, which UTF-8 lacks, become question marks.
+    Bytes of a file's name that are not valid UTF-8 become question marks.
     """
     write_binary(path, lambda file: file.write(text.encode(errors="replace")))
 
@@ -33,7 +33,7 @@ def write_binary(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """
     # Always the same name, so that the next write replaces the file that a killed process left.
     temporary = path.with_name(f".{path.name}.partial")
-    with _told(path):
+    with _writing(path):
         if path.exists() and not path.is_file():
             # A rename would replace a device by a file.
             raise OSError(errno.EEXIST, "It is not a regular file")
@@ -48,19 +48,19 @@ def write_binary(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 def make_folder(path: Path) -> None:
     """Create a folder and its parents unless they exist; raise CannotWrite on failure."""
-    with _told(path):
+    with _writing(path):
         path.mkdir(parents=True, exist_ok=True)
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line to a text file; on failure raise CannotWrite, and readers leave out a last line that is cut."""
-    with _told(path), path.open("a", encoding="utf-8") as file:
+    """Append a line to a text file; raise CannotWrite on failure. Readers leave out an incomplete last line."""
+    with _writing(path), path.open("a", encoding="utf-8") as file:
         file.write(f"{line}\n")
 
 
 @contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """Context for writing a file or folder; its errors become CannotWrite."""
+def _writing(path: Path) -> Iterator[None]:
+    """Context in which errors of writing a file or folder become CannotWrite."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The fastest choices on each kind of device, as measured: all in one table."""
+"""Table of the fastest choices on each kind of device, as measured."""
 
 import os
 from typing import Literal, NamedTuple, TypeAlias
@@ -33,7 +33,7 @@ measured (docs/performance.md): elsewhere "lax" would become grouped convolution
 
 
 def choices(backend: str | None = None) -> Choices:
-    """Choices for a backend by its name, by default JAX's own."""
+    """Choices for the backend with this name; None for JAX's default backend."""
     return BACKENDS.get(backend or jax.default_backend(), BACKENDS["default"])
 
 

@@ -11,7 +11,7 @@ Shapes use these letters throughout the package:
 
 and equations these:
 
-    w   parameters of a whole model           theta   of its backbone                 phi   of its head
+    w   parameters of a whole model           theta   backbone's parameters           phi   head's parameters
     E   local epochs                          CE   mean cross entropy
     beta_i = n_i / sum_j n_j   share of client i in the training examples of the cohort
 """
@@ -50,7 +50,7 @@ Server: TypeAlias = PyTree
 keep a random key, store its `jax.random.key_data`."""
 
 Client: TypeAlias = PyTree
-"""State of one client between rounds; its type depends on the method: leaves like those of `Server`, or ()."""
+"""State of one client between rounds; its type depends on the method. Leaves are as in `Server`; () for no state."""
 
 Message: TypeAlias = PyTree
 """Message of one client to the server after local training; its type depends on the method."""
@@ -70,8 +70,8 @@ class Model(NamedTuple):
     For other tasks, read "logits" as outputs and K as their number. Where a task has outputs for a sequence, [B, T, K],
     the features are [B, T, d].
 
-    The three functions of inputs may come from any library. Their convolutions and pooling are computed in a way that
-    is fast if every client has its own kernels, see `pfl_jax.fast.rewrite`; the results are equal up to rounding.
+    `features`, `classify` and `batch_features` may come from any library. `pfl_jax.fast.rewrite` makes their
+    convolutions and pooling fast if every client has its own kernels; results are equal up to rounding.
 
     Attributes:
       init: key -> Params.
@@ -85,7 +85,7 @@ class Model(NamedTuple):
       task: meaning of the outputs: the loss of training and the scores.
       frozen: parameters that the functions read and training never changes, see `pfl_jax.frozen.Frozen`; None for
         a model without them.
-      shared: network of the model that clients share beside their own, for methods with two of them (`fml`, `fedkd`,
+      shared: network of the model that clients share beside their own, for methods with two networks (`fml`, `fedkd`,
         `fedmrl`); None for the same network.
     """
 
@@ -132,7 +132,7 @@ class ClientData(NamedTuple):
 
     Attributes:
       x: inputs [n, ...], float32, or integers if the data has them.
-      y: labels [n], int32; for other tasks than classification numbers [n, ...], see `pfl_jax.tasks`.
+      y: labels [n], int32; for tasks other than classification, numbers [n, ...], see `pfl_jax.tasks`.
       mask: [n], bool; True for real examples.
     """
 
@@ -173,7 +173,7 @@ class Cohort:
 
 
 class Mean(NamedTuple):
-    """Part of a message of which the server needs only the weighted mean over the cohort.
+    """Part of a message whose weighted mean over the cohort is all that the server needs.
 
     In `LocalResult.message` it has one client's value and weight. `Method.aggregate` gets a single `Mean` over the
     present clients instead: value sum_i weight_i value_i / sum_i weight_i, and weight sum_i weight_i. The engine adds
@@ -295,17 +295,17 @@ class Method(_Functions):
         server's state and its own; fine-tuning belongs here. Evaluation protocol `received`.
       predict: (Personal, inputs [B, ...]) -> logits or log-probabilities [B, K]; outputs of the model's task.
       download: (Server, Client) -> message of the server to one client before local training; None: the whole state.
-      trained_from: (Server, Client) -> tree like the message, in which each `Mean` is replaced by the parameters that
-        the client received and trained to the value (zeros if the value is a change), and all other parts by None, also
-        a `Mean` that clients measure anew. Attacks, compression, client privacy and asynchronous rounds use differences
-        from it. If it is None, the message must be one `Mean` of the download. `_replace` keeps it.
+      trained_from: (Server, Client) -> tree like the message, in which each `Mean` is replaced by the received
+        parameters from which the client trained its value (zeros if the value is a change), and all else by None, a
+        `Mean` that clients measure anew included. Attacks, compression, client privacy and asynchronous rounds use
+        differences from it. If the field is None, the message must be one `Mean` of the download. `_replace` keeps it.
       survey: statistics that the server asks of all clients once, before their states are initialized; None: nothing.
-      encoded: value of a `Mean`, or message without `Mean`s -> arrays whose shapes give its bytes; None: the value.
-      server_is_mean: whether the server keeps only parameters, which a round takes from the single `Mean` that clients
-        send, so that `pfl_jax.wrappers.server_optimizer` applies. `_replace` keeps it.
-      privacy: which uses of the data differential privacy covers, and which not; None if unknown. It describes the
-        functions that see a client's data (`init_client`, `local`, `personalize`, `survey`, `hand_over`): `_replace`
-        of one of them drops it, unless `privacy` is given too.
+      encoded: value of a `Mean`, or message without `Mean`s -> arrays whose shapes give its bytes; None: itself.
+      server_is_mean: whether the server's state is only parameters, which each round replaces by the single `Mean` that
+        clients send, so that `pfl_jax.wrappers.server_optimizer` applies. `_replace` keeps it.
+      privacy: which uses of the data differential privacy covers, and which it does not; None if unknown. It describes
+        the functions that see a client's data (`init_client`, `local`, `personalize`, `survey`, `hand_over`):
+        `_replace` of one of them drops it, unless `privacy` is given too.
       work: cost of local training, added by `pfl_jax.methods.factories.method_factory`; None if unknown.
       hand_over: turns in which clients pass a state on to the next client before they train; None for no turns.
     """
@@ -322,9 +322,9 @@ class Method(_Functions):
         """Frozen parameters of the model that clients train; None for a model without them, or if `work` is unknown."""
         return None if self.work is None else self.work.model.frozen
 
-    # Type checkers take NamedTuple's method for final; this one keeps its promises.
+    # Type checkers consider NamedTuple's method final; this one keeps its contract.
     def _replace(self, **changes: Any) -> "Method":  # pyright: ignore[reportIncompatibleMethodOverride]
-        """This method with other fields; where functions of a client's data change, `privacy` becomes unknown."""
+        """This method with changed fields; if a function that sees a client's data changes, `privacy` becomes None."""
         sees_data = {"init_client", "local", "personalize", "survey", "hand_over"}
         unknown = {"privacy": None} if sees_data & changes.keys() else {}
         return super()._replace(**(unknown | changes))

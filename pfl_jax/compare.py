@@ -21,7 +21,7 @@ FEWEST_PAIRS = 6
 FEWEST_RUNS = 4
 """Fewest runs with which an interval that contains 0 is informative: fewer find only very large differences."""
 MANY_RUNS = 10
-"""Runs from which on the single means need not be shown: among fewer, a failed run would stay unseen."""
+"""Number of runs from which on their single means need not be shown: with fewer, a failed run would go unnoticed."""
 
 
 class Difference(NamedTuple):
@@ -29,10 +29,10 @@ class Difference(NamedTuple):
 
     Attributes:
       mean: mean difference over clients, then over runs.
-      low, high: ends of its confidence interval; infinite for a single client of a single run.
+      low, high: ends of the mean's confidence interval; infinite for a single client of a single run.
       p_value: of Wilcoxon's signed-rank test over the runs, two-sided; None for fewer than `FEWEST_PAIRS` runs.
       worse: share of the clients, in [0, 1], whose score is worse with the first method.
-      runs: mean over clients of each run.
+      runs: mean difference over the clients of each run.
       median_low, median_high: `median_interval` of the runs; infinite for too few runs.
     """
 
@@ -72,7 +72,7 @@ def difference(
       confidence: share of the intervals that contain the true difference, in (0, 1).
 
     Raises:
-      InvalidInput: the methods have other runs or clients, a score is not finite, or `confidence` is out of range.
+      InvalidInput: the methods differ in runs or clients, a score is not finite, or `confidence` is out of range.
 
     Example:
       >>> import numpy as np
@@ -126,7 +126,7 @@ def median_interval(values: Sequence[float] | np.ndarray, confidence: Probabilit
       confidence: smallest share of such intervals that contain the median.
 
     Returns:
-      Both ends; infinite where even the range of so few values is too narrow: at 95 %, for fewer than six.
+      Both ends; infinite if even the range of all values is too narrow: at 95 %, for fewer than six values.
 
     Example:
       >>> from pfl_jax.compare import median_interval
@@ -152,7 +152,7 @@ def share_worse(first: Sequence[np.ndarray], second: Sequence[np.ndarray], *, hi
       higher_is_better: whether larger scores are better.
 
     Raises:
-      InvalidInput: as `difference`.
+      InvalidInput: as for `difference`.
     """
     apart = np.concatenate(_paired(first, second))
     return float(np.mean(apart < 0 if higher_is_better else apart > 0))
@@ -175,8 +175,8 @@ def _wilcoxon(differences: np.ndarray) -> float:
     # Without any difference there is nothing to rank.
     if not np.any(differences):
         return 1.0
-    found: Any = stats.wilcoxon(differences)
-    return float(found.pvalue)
+    test: Any = stats.wilcoxon(differences)
+    return float(test.pvalue)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -209,7 +209,7 @@ def mean_ranks(scores: np.ndarray, *, higher_is_better: bool = True) -> np.ndarr
     """Mean rank [K] of each method, 1 for the best; equal scores share the mean of their ranks.
 
     Args:
-      scores: [B, K] of K methods in B runs.
+      scores: [B, K], scores of K methods in B runs.
       higher_is_better: whether larger scores are better.
 
     Raises:

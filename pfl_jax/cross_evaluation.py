@@ -1,4 +1,4 @@
-"""Scores of each client's model on the examples of every client: its own, those of others, or corrupted ones."""
+"""Scores of each client's model on the examples of every client: its own, other clients', or corrupted examples."""
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ def cross_scores(
 
     Returns:
       `Scores` with leaves [N, M], NumPy arrays: row i for the model of client i, column j for the examples of client j.
-      With `on` None the diagonal is the protocol `received`.
+      If `on` is None, the diagonal has the scores of the protocol `received`.
 
     Raises:
       InvalidInput: the outputs of the method do not fit the classes of `on`.

@@ -38,7 +38,7 @@ class Diverged(InvalidInput):
         super().__init__(f"round {round}: {what} is NaN or infinite")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By default an error is rebuilt from its message.
+        # By default, unpickling rebuilds an error from its message alone.
         return type(self), (self.round, self.clients), vars(self)
 
 
@@ -47,7 +47,7 @@ def imported(name: str, missing: str) -> Any:
 
     Args:
       name: name of the module.
-      missing: beginning of the InvalidInput if the import fails: who needs the package, and how to install it.
+      missing: beginning of the error message if the import fails: who needs the package, and how to install it.
     """
     try:
         return importlib.import_module(name)
@@ -88,7 +88,7 @@ def one_line(error: object, length: int = 300) -> str:
 
 
 def describe_value(value: Any) -> str:
-    """A value in an error: texts, numbers and None unchanged, arrays as "float32 [2]", others by their type."""
+    """A value as errors show it: texts, numbers and None unchanged, arrays as "float32 [2]", others by their type."""
     if isinstance(getattr(value, "shape", None), tuple):
         return f"{value.dtype} {list(value.shape)}"
     if isinstance(value, str | int | float | None):
@@ -101,7 +101,7 @@ def describe_value(value: Any) -> str:
 
 
 def first_difference(found: Mapping[str, str], wanted: Mapping[str, str]) -> tuple[str, str, str] | None:
-    """First name that two descriptions of trees, path -> words, describe differently.
+    """First name in which two descriptions of trees, path -> words, differ.
 
     Args:
       found, wanted: the descriptions.
@@ -117,7 +117,7 @@ def first_difference(found: Mapping[str, str], wanted: Mapping[str, str]) -> tup
 
 
 NO_FEATURES = (
-    "this method uses the features of a model, and one whose parameters are split by their paths has none: take a "
+    "this method uses the features of a model; a model whose parameters are split by paths has none: take a "
     "method that only shares and keeps parameters, such as fedper"
 )
 """Why a method does not take a model from `pfl_jax.networks.split`."""
@@ -128,7 +128,7 @@ SHORT = 10
 
 
 def described(fields: Any, about: str = "") -> str:
-    """A named tuple in short, one line per field: shape and type of arrays, length of long values; None is left out.
+    """Summary of a named tuple, one line per field: shape and type of arrays, length of long values; None is left out.
 
     Args:
       fields: the named tuple.

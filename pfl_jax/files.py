@@ -25,7 +25,7 @@ from pfl_jax.errors import InvalidInput, one_line
 from pfl_jax.schedules import MethodSchedule, at_round
 
 _NAMES: dict[str, Any] = {"simple": True, "separator": "."}
-"""How paths are written, such as "server.head.kernel"."""
+"""Options of `jax.tree_util.keystr` for paths such as "server.head.kernel"."""
 
 
 class SavedModel(NamedTuple):
@@ -84,8 +84,8 @@ def client_params(
       client: number of the client, from 0.
 
     Raises:
-      InvalidInput: there is no such client, or the method's clients deploy something else than one set of
-        the model's parameters: then use `Method.predict`.
+      InvalidInput: there is no such client, or the method's clients deploy something other than one set of the model's
+        parameters: then use `Method.predict`.
 
     Example:
       >>> import jax
@@ -115,7 +115,7 @@ def as_params(personal: Personal, method: Method) -> Params:
       method: the method.
 
     Raises:
-      InvalidInput: it is not.
+      InvalidInput: it is something else.
     """
     wanted = None if method.work is None else jax.eval_shape(method.work.model.init, jax.random.key(0))
     is_one = isinstance(personal, dict) and set(personal) == {"backbone", "head"}
@@ -133,7 +133,7 @@ def save_model(path: str | Path, params: Params, dataset: Any = None, **about: s
     Args:
       path: the file; an existing one is replaced.
       params: result of `client_params`; a parameter's name is its path, "backbone.conv1.kernel".
-      dataset: the `pfl_jax.data.Dataset` of the run, for its normalization, preparation and class names; None without.
+      dataset: the `pfl_jax.data.Dataset` of the run, for its normalization, preparation and class names, or None.
       **about: further texts, such as the method.
 
     Raises:

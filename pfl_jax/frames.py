@@ -23,7 +23,7 @@ PROTOCOLS = ("received", "trained", "before_aggregation")
 CONFIG, METRICS = "config.json", "metrics.jsonl"
 """Files that mark a folder as the folder of a run."""
 _NOT_SEARCHED = {FOLDER, "tensorboard", "wandb"}
-"""Folders inside a run's folder."""
+"""Folders inside a run's folder, which contain no runs."""
 
 
 def frame(results: "Iterable[RoundResult] | str | Path", *, clients: Sequence[str] = (), **columns: Any) -> Any:
@@ -32,24 +32,24 @@ def frame(results: "Iterable[RoundResult] | str | Path", *, clients: Sequence[st
     Shares such as accuracies are in [0, 1], even if they are read from files. A client without a score has no row.
 
     Args:
-      results: rounds that `pfl_jax.run` or `pfl_jax.sweep.run` yields, all or a list of some; or a run's folder, or a
+      results: all rounds that `pfl_jax.run` or `pfl_jax.sweep.run` yields, or a list of some; or a run's folder, or a
         folder above several runs, such as a sweep's.
       clients: names [N] of the clients, as in a `FederatedData`; () for their numbers.
-      **columns: further columns, each a value for all rows. With results of a sweep also a sequence [R], a value for
-        each run: `frame(results, seed=[0, 1], lr=[0.1, 0.2])`.
+      **columns: further columns, each a value for all rows; or, with results of a sweep, a sequence [R] of values, one
+        for each run: `frame(results, seed=[0, 1], lr=[0.1, 0.2])`.
 
     Returns:
       A pandas DataFrame. Results of a sweep have a column "run" with the position of the run. Folders have a column
       "run" with the folder, "method", "seed", and the options that differ between the runs.
 
     Raises:
-      InvalidInput: pandas is missing, a column has another number of values, or a folder has no runs.
+      InvalidInput: pandas is missing, a column has a wrong number of values, or a folder has no runs.
     """
     pandas = imported("pandas", "a frame needs a package that is not installed: pip install pandas")
     if isinstance(results, str | Path):
-        parts = [found | columns for found in _of_folders(results)]
+        parts = [found | columns for found in _rows_of_folders(results)]
     else:
-        parts = [part for result in results for part in _of_round(result, columns)]
+        parts = [part for result in results for part in _rows_of_round(result, columns)]
     table = pandas.concat([pandas.DataFrame(part) for part in parts], ignore_index=True)
     if len(clients):
         table["client"] = np.asarray(clients)[table["client"]]
@@ -68,36 +68,36 @@ def mean_scores(result: "RoundResult") -> dict[str, float]:
       examples are "validation/received/accuracy", ... A score that no client has is left out.
     """
     found: dict[str, float] = {}
-    for part in _of_round(result, {}):
+    for part in _rows_of_round(result, {}):
         if np.size(part["value"]):
             split = "" if part["split"] == "test" else f"{part['split']}/"
             found[f"{split}{part['protocol']}/{part['score']}"] = float(np.mean(part["value"]))
     return found
 
 
-def _of_round(result: "RoundResult", columns: Mapping[str, Any]) -> Iterator[Columns]:
+def _rows_of_round(result: "RoundResult", columns: Mapping[str, Any]) -> Iterator[Columns]:
     measured = {name: getattr(result, name) for name in PROTOCOLS}
     if result.newcomers is not None:
         measured |= zip(("newcomers_received", "newcomers_trained"), result.newcomers, strict=True)
     for protocol, scores in measured.items():
-        for split, of in (("test", scores), ("validation", scores and scores.validation)):
-            for score, values in _by_name(of):
+        for split, split_scores in (("test", scores), ("validation", scores and scores.validation)):
+            for score, values in _named_scores(split_scores):
                 table = np.asarray(values)
                 # With a single run, there is no axis of runs.
                 run, client = np.nonzero(np.isfinite(np.atleast_2d(table)))
                 about: Columns = {"run": run} if table.ndim == 2 else {}
                 for name, value in columns.items():
-                    about[name] = _of_runs(name, value, table)[run] if np.ndim(value) else value
+                    about[name] = _values_of_runs(name, value, table)[run] if np.ndim(value) else value
                 value = np.atleast_2d(table)[run, client]
                 found = {"client": client, "protocol": protocol, "split": split, "score": score, "value": value}
                 yield about | {"round": result.round} | found
 
 
-def _by_name(scores: Scores | None) -> Iterable[tuple[str, Any]]:
+def _named_scores(scores: Scores | None) -> Iterable[tuple[str, Any]]:
     return () if scores is None else scores.by_name.items()
 
 
-def _of_runs(name: str, values: Any, table: np.ndarray) -> np.ndarray:
+def _values_of_runs(name: str, values: Any, table: np.ndarray) -> np.ndarray:
     runs = len(table) if table.ndim == 2 else 0
     if np.shape(values) != (runs,):
         raise InvalidInput(f"{name} has {len(values)} values, and the results are of {runs or 1} runs")
@@ -105,13 +105,13 @@ def _of_runs(name: str, values: Any, table: np.ndarray) -> np.ndarray:
 
 
 def find_runs(*paths: str | Path) -> list[Path]:
-    """Folders of runs among and below the given ones, each once.
+    """Folders of runs, each once: the given folders and those below them that hold a run.
 
     Args:
       *paths: folders of runs, or above them.
 
     Raises:
-      InvalidInput: one of these has no run.
+      InvalidInput: a given folder has no run.
     """
     found: dict[Path, Path] = {}
     for path in (Path(path).expanduser() for path in paths):
@@ -135,7 +135,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
       path: path of the file.
 
     Raises:
-      InvalidInput: it cannot be read.
+      InvalidInput: the file cannot be read.
     """
     return _parsed(_text(Path(path)), Path(path))
 
@@ -143,7 +143,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
     """Evaluations of a run in order, a dictionary for each line of its metrics log (docs/run-folder.md).
 
-    An incomplete last line is left out: the run continues, or was killed while it wrote.
+    An incomplete last line is left out: the run is still writing it, or was killed while it wrote.
 
     Raises:
       InvalidInput: the log cannot be read.
@@ -154,7 +154,7 @@ def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def task_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Scores of a run, the primary one first; which are in percent; whether higher values of the primary are better.
+    """Scores of a run, the primary one first; which of them are in percent; whether higher primary scores are better.
 
     Args:
       config: content of the run's config.json.
@@ -163,25 +163,25 @@ def task_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return usual | {"higher_is_better": True} | config.get("task", {})
 
 
-def _of_folders(root: str | Path) -> list[Columns]:
+def _rows_of_folders(root: str | Path) -> list[Columns]:
     """Rows of all runs at or below a folder."""
     folders = find_runs(root)
     configs = [read_json(folder / CONFIG) for folder in folders]
     options = [config["options"] | config["hyper_parameters"] for config in configs]
     apart = [
         name
-        for name in dict.fromkeys(name for one in options for name in one)
-        if name not in ("method", "seed", "out", "resume") and len({repr(one.get(name)) for one in options}) > 1
+        for name in dict.fromkeys(name for values in options for name in values)
+        if name not in ("method", "seed", "out", "resume") and len({repr(values.get(name)) for values in options}) > 1
     ]
     found = []
     for folder, config, one in zip(folders, configs, options, strict=True):
         values = {name: str(one.get(name)) if isinstance(one.get(name), list) else one.get(name) for name in apart}
         about = {"run": str(folder), "method": one["method"], "seed": one["seed"], **values}
-        found += [about | rows for line in read_metrics(folder) for rows in _of_line(line, task_of(config))]
+        found += [about | rows for line in read_metrics(folder) for rows in _rows_of_line(line, task_of(config))]
     return found
 
 
-def _of_line(line: dict[str, Any], task: Mapping[str, Any]) -> Iterator[Columns]:
+def _rows_of_line(line: dict[str, Any], task: Mapping[str, Any]) -> Iterator[Columns]:
     for name, values in line.items():
         protocol = next((one for one in PROTOCOLS if name.startswith(f"{one}_") and name.endswith("_per_client")), None)
         if protocol is None:

@@ -29,12 +29,12 @@ class Frozen:
     used: "ContextVar[Any]" = field(default_factory=lambda: ContextVar("frozen parameters"), metadata={"static": True})
 
     def read(self) -> Any:
-        """The parameters given by the innermost `use`; outside of any, `values`."""
+        """The parameters that the innermost `use` gives; `values` outside of any `use`."""
         return self.used.get(self.values)
 
     @contextmanager
     def use(self) -> Iterator[None]:
-        """Let `read` give these values, in all copies, until the context ends."""
+        """Let `read` return these values, in all copies of this object, until the context ends."""
         token = self.used.set(self.values)
         try:
             yield

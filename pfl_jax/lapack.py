@@ -8,7 +8,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 
-# Loaded with as many threads as it had without this package.
+# Loaded before THREADS is set, with as many threads as without this package.
 import numpy as np  # noqa: F401
 
 THREADS = "OPENBLAS_NUM_THREADS"
@@ -19,8 +19,8 @@ def keep_to_one_thread() -> None:
     """Keep SciPy's OpenBLAS, with which JAX factorizes matrices on a CPU, from starting its own threads inside XLA's.
 
     With such threads, batched factorizations take many times as long on a busy machine. SciPy's library is loaded while
-    the variable THREADS is 1; the variable is then removed, so that NumPy's library keeps its threads if it is another
-    one. A value set by the user stays and holds for both. `pfl_jax.base` imports `pfl_jax.backends`, which calls this.
+    the variable THREADS is 1; the variable is then removed, so that a separate library of NumPy keeps its threads. A
+    user's own value stays and holds for both. `pfl_jax.base` imports `pfl_jax.backends`, which calls this.
     """
     if THREADS in os.environ:
         return
@@ -31,7 +31,7 @@ def keep_to_one_thread() -> None:
     finally:
         del os.environ[THREADS]
     try:
-        # This package comes with scikit-learn. Conda has one library for NumPy and SciPy, which is loaded already.
+        # threadpoolctl comes with scikit-learn. Conda has one library for NumPy and SciPy, which is loaded already.
         libraries = importlib.import_module("threadpoolctl").ThreadpoolController().lib_controllers
     except ImportError:
         if was_loaded:
@@ -50,8 +50,8 @@ def keep_to_one_thread() -> None:
 def thin_svd(matrix: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Thin singular value decomposition of a matrix [m, n]: U [m, r], values [r], V' [r, n], with r = min(m, n).
 
-    Under vmap one matrix comes after another. On a CPU, LAPACK's batched functions wait for threads of XLA's pool: two
-    of them that run at the same time, for two layers or on two devices, can use up all threads and wait forever.
+    Under vmap, one matrix is decomposed after another. LAPACK's batched functions on a CPU wait for threads of XLA's
+    pool: two that run at the same time, for two layers or on two devices, can use up all threads and wait forever.
     """
     left, values, right = jnp.linalg.svd(matrix, full_matrices=False)
     return left, values, right

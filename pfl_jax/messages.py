@@ -34,7 +34,7 @@ class Update(Mean):
 
 
 NOT_RECEIVED: Any = None
-"""Entry of `Method.trained_from` for a part that was not received; a name, because the part has another type."""
+"""Entry of `Method.trained_from` for a part that was not received: None, typed Any because parts have other types."""
 
 MEAN_OF_UPDATES = "its noise is for a mean of clipped updates"
 """Why updates that were clipped for differential privacy are neither compressed nor combined by another statistic."""
@@ -177,7 +177,7 @@ def trained_from(method: Method, server: Server, client: Client, message: Messag
     known = ()
     try:
         known = fill(lambda base: base, jnp.zeros_like)
-        # Where a single array stands for several, or has another shape or type.
+        # A single array may stand for several, or have another shape or type.
         fits = _signature(known) == _signature(values)
     except ValueError:  # of other structures
         fits = False

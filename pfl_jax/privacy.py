@@ -176,8 +176,8 @@ def budgets(
 ) -> list[Budget]:
     """Budgets of a run: one for examples with `dp_clip`, one for clients with `client_clip`.
 
-    The epsilon of a budget is unknown (NaN) if the method says too little about its use of the data, or if it cannot be
-    built for a linear model, which is how the method is asked. The budget then gives the reason.
+    The epsilon of a budget is unknown (NaN) if the method says too little about its use of the data, or if the method
+    cannot be built for a linear model, from which its statement is read. The budget then gives the reason.
 
     Args:
       factory: a name in METHODS, or a factory with the same kind of signature.
@@ -188,8 +188,8 @@ def budgets(
       delta: delta; None for a tenth of 1 / N for N units.
 
     Raises:
-      InvalidInput: an unknown method, a hyper-parameter that it does not have or of a wrong value, delta above 1 / N,
-        or dp-accounting is not installed.
+      InvalidInput: the method is unknown, it has no such hyper-parameter, a value is wrong, delta is above 1 / N, or
+        dp-accounting is not installed.
 
     Example:
       >>> import jax
@@ -203,18 +203,18 @@ def budgets(
     """
     factory = factory_of(factory)
     if callable(lr := values.get("lr")):
-        # No budget depends on it.
+        # No budget depends on the learning rate.
         values = values | {"lr": lr(0)}
-    # A misspelled dp_clip would read as a run without privacy.
+    # Without this check, a misspelled dp_clip would mean a run without privacy.
     check_hyper_parameters(factory, values, annotations(factory))
     every = hyper_parameters(factory, values)
-    found = []
+    makers = []
     if every["dp_clip"] is not None:
-        found.append(_example_budget)
+        makers.append(_example_budget)
     # A user's own factory can have an argument with that name too.
     if ClientPrivacy in recipes_of(factory) and every["client_clip"] is not None:
-        found.append(_client_budget)
-    if not found:
+        makers.append(_client_budget)
+    if not makers:
         return []
     _accounting()
     privacy, unknown = None, "the method does not say how it uses the data"
@@ -223,11 +223,11 @@ def budgets(
     except Exception as error:  # any error of a user's own factory
         unknown = f"the method cannot be made for a linear model, to ask how it uses the data ({one_line(error)})"
     rounds = participations(settings, np.asarray(counts), key)
-    return [make(privacy, unknown, every, settings, np.asarray(counts), rounds, delta) for make in found]
+    return [make(privacy, unknown, every, settings, np.asarray(counts), rounds, delta) for make in makers]
 
 
 def participations(settings: Settings, counts: np.ndarray, key: PRNGKey) -> np.ndarray:
-    """Number of rounds in which the client that has taken part most often took part, after each round: int [rounds].
+    """Largest number of rounds in which one client has taken part, after each round: int [rounds].
 
     Args:
       settings: settings of the run.

@@ -14,7 +14,7 @@ BAD_NPZ = (OSError, EOFError, ValueError, KeyError, MemoryError, zipfile.BadZipF
 
 @contextlib.contextmanager
 def open_npz(path: str | Path) -> Iterator[np.lib.npyio.NpzFile]:
-    """Context with the arrays of the .npz file at `path`; opening it and reading them raises one of BAD_NPZ."""
+    """Context with the arrays of the .npz file at `path`; opening and reading raise errors of the types in BAD_NPZ."""
     # np.load would not close a file that it opened itself if the archive is damaged.
     with open(path, "rb") as file:
         stored = np.load(file, allow_pickle=False)

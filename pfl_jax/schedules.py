@@ -14,12 +14,12 @@ class Mixed(NamedTuple):
     """Method for clients that have different networks, see `pfl_jax.mixed`.
 
     All clients send messages of equal shapes. The states of server and clients are tuples with an entry for each
-    network: the state that its own method keeps, for its own clients, leaves [N_g, ...]. `Method.aggregate` of each
-    network gets the messages of the whole cohort, and the states of its own clients.
+    network g: the state of its method, with leaves [N_g, ...] for its N_g clients. Each network's `Method.aggregate`
+    gets the messages of the whole cohort and the states of the network's clients.
 
     Attributes:
       methods: one method per network.
-      network: position in `methods` of each client's network, [N]; None: client i has network i modulo their number.
+      network: position in `methods` of each client's network, [N]; None: client i has network i mod len(methods).
     """
 
     methods: tuple[Method, ...]
@@ -52,6 +52,6 @@ def at_round(method: Method | MethodSchedule, index: int | jax.Array, network: i
 
 
 def mixture(method: Method | MethodSchedule) -> Mixed | None:
-    """The method as a `Mixed`, or a schedule's method in its first round; None for one network."""
+    """The `Mixed` method: the argument itself, or a schedule's method of the first round; None for one network."""
     found = method if isinstance(method, Method | Mixed) else method(jnp.zeros((), jnp.int32))
     return found if isinstance(found, Mixed) else None

@@ -29,9 +29,9 @@ SELECTION = LARGEST - 26
 # the keys of losses (dropout) in the steps of training and in the gradient over all of a client's examples, and FLoRA's
 # new adapters.
 #
-# A step's loss gets the key fold_in(fold_in(fold_in(key, DROPOUT), epoch), step of the epoch), where `key` is that of
-# `LocalTraining.fit` or `LocalTraining.fold`, which depends on the round and the client; a private step folds DROPOUT
-# into the key of its noise. Part i of `mean_gradient` gets fold_in(fold_in(key, FULL_GRADIENT), i).
+# A step's loss gets the key fold_in(fold_in(fold_in(key, DROPOUT), epoch), step of the epoch), where `key` is the key
+# given to `LocalTraining.fit` or `LocalTraining.fold`, which depends on the round and the client; a private step folds
+# DROPOUT into the key of its noise. Part i of `mean_gradient` gets fold_in(fold_in(key, FULL_GRADIENT), i).
 PERSONAL_MODEL = LARGEST
 AUGMENTATION = LARGEST - 6
 AGGREGATION_WEIGHTS = LARGEST - 7

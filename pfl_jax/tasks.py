@@ -27,7 +27,7 @@ class Score(NamedTuple):
     Attributes:
       name: name in results, files and tables.
       value: (outputs [n, ...], y [n, ...], mask [n]) -> scalar over the real examples; outputs in the form that
-        `Task.kept` leaves. Outputs of padding are finite, and the score must not depend on them. NaN: no score.
+        `Task.kept` leaves. Outputs of padding are finite, and the score must not depend on them. NaN means no score.
       higher_is_better: False for a loss.
       percent: whether files and tables show 100 times the value.
     """
@@ -49,8 +49,8 @@ class Scores:
         curves; NaN if all examples are of one class), all in [0, 1], and loss, the mean cross entropy of the softmax
         of `Method.predict`, in nats.
       validation: the same scores on the clients' validation examples; None for a federation without such examples.
-      train: with a `Settings.select` that reads losses, in scores of models right after local training: "loss", the
-        task's loss on the clients' training examples; None otherwise.
+      train: "loss", the task's loss on the clients' training examples, in scores of models right after local training
+        if `Settings.select` reads losses; None otherwise.
     """
 
     by_name: dict[str, jax.Array | np.ndarray]
@@ -70,8 +70,8 @@ class Task(NamedTuple):
     """Goal for which a model is trained.
 
     Attributes:
-      loss: (outputs [B, ...], y [B, ...], mask [B]) -> scalar, the mean over the real examples of one term each. Terms
-        of padding must be finite.
+      loss: (outputs [B, ...], y [B, ...], mask [B]) -> scalar, the mean of one term for each real example. Terms of
+        padding must be finite.
       scores: at least one; the first is the primary score, by which rounds and runs are chosen.
       name: name in errors and files.
       kind: see `Kind`; methods with equations for classes need "classes".
@@ -205,7 +205,7 @@ over numbers that vary among a client's examples; NaN if no number varies. For N
 
 
 def _mean_of_bits(logits: jax.Array, y: jax.Array) -> jax.Array:
-    """Mean [B], over the bits of each example, of their cross entropies."""
+    """Mean cross entropy [B] over the bits of each example."""
     return jnp.mean(optax.sigmoid_binary_cross_entropy(logits, y), axis=-1)
 
 

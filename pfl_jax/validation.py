@@ -1,8 +1,8 @@
 """Validation of arguments by their annotations, for library and command line: `check_value` is the one check.
 
 An annotation gives the type, the range of a number (`Range`), the form of a text (`Words`), a further condition
-(`Check`), and another hyper-parameter that decides whether this one is read (`ReadWith`). A text in it says in errors
-what to give, where the type's name says too little:
+(`Check`), and another hyper-parameter that decides whether this one is read (`ReadWith`). A text in the annotation
+replaces the type's name in errors, where that name says too little:
 
     def my_method(
         model, training=LocalTraining(), *, mu: NotNegative = 1.0, tau: Annotated[Positive, ReadWith("mu")] = 0.5
@@ -95,11 +95,11 @@ class Words(NamedTuple):
     numbered: Mapping[str, Any]
 
     def __str__(self) -> str:
-        """All of them: "none, sign or topk:NUMBER"."""
+        """Enumeration of all texts: "none, sign or topk:NUMBER"."""
         return listed([*self.plain, *(f"{name}:NUMBER" for name in self.numbered)])
 
     def parse(self, text: Any, name: str) -> tuple[str, float | None]:
-        """Name and number of a text, None for a name alone; InvalidInput, which calls it `name`, for any other text."""
+        """Name and number (None if absent) of a text; InvalidInput, which mentions `name`, for any other text."""
         head, colon, digits = str(text).partition(":")
         if not colon and head in self.plain:
             return head, None
@@ -210,9 +210,9 @@ def check_shapes(**given: tuple[Any, str]) -> None:
     for array, axes in given.values():
         shape = np.shape(array)
         if len(shape) != len(axes) or any(sizes.setdefault(*one) != one[1] for one in zip(axes, shape, strict=True)):
-            there = ", ".join(f"{name} {list(np.shape(array))}" for name, (array, _) in given.items())
+            shapes = ", ".join(f"{name} {list(np.shape(array))}" for name, (array, _) in given.items())
             wanted = ", ".join(f"{name} [{', '.join(axes)}]" for name, (_, axes) in given.items())
-            raise InvalidInput(f"shapes {there} do not fit each other: give {wanted}")
+            raise InvalidInput(f"shapes {shapes} do not fit each other: give {wanted}")
 
 
 def _is_unknown(value: Any) -> bool:
@@ -243,7 +243,7 @@ def _is_of(value: Any, part: Any) -> bool:
 
 
 def unknown(name: str, value: Any, choices: Iterable[str]) -> str:
-    """Error message for a `value` of `name` that is not among the `choices`, with the nearest one; of many, three."""
+    """Error message for a `value` of `name` that is not among the `choices`; suggests the nearest ones."""
     choices = list(choices)
     if len(choices) > MOST_NAMED and (near := _nearest(str(value), choices)):
         return f"unknown {name} {str(value)!r}; did you mean {listed(near[:3])}?"
@@ -261,10 +261,10 @@ MOST_NAMED = 12
 
 
 def _nearest(word: str, choices: Sequence[str]) -> list[str]:
-    """Choices near to a word, the nearest first; of equally near ones, those that begin alike."""
+    """Choices near to a word, the nearest first; equally near ones by the length of the common beginning."""
 
-    def nearness(one: str) -> tuple[float, int]:
-        return difflib.SequenceMatcher(None, one, word).ratio(), len(os.path.commonprefix([one, word]))
+    def nearness(choice: str) -> tuple[float, int]:
+        return difflib.SequenceMatcher(None, choice, word).ratio(), len(os.path.commonprefix([choice, word]))
 
     near = difflib.get_close_matches(word, choices, n=max(len(choices), 1))
     return sorted(near, key=nearness, reverse=True)

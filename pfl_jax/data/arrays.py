@@ -47,7 +47,7 @@ def from_arrays(
       test_y: test labels [P_test], which must all occur in y; or targets [P_test, ...].
       test_fraction: share of test rows, 0.25 by default: of each client if clients are given, otherwise of each class,
         or of all rows without classes. They are drawn by `seed`; each client keeps at least one training and one test
-        row. Not together with a test set.
+        row. Cannot be given with a test set.
       client: [P], integers or strings: the client of each row, for `pfl_jax.data.partition.natural`.
       test_client: [P_test], likewise; required with a test set if clients are given.
       time: [P], numbers or dates: instead of a draw, the test rows are the latest ones of each client, or of all. A
@@ -200,7 +200,7 @@ def from_tables(
     client_names: Sequence[str] | None = None,
     seed: int = 0,
 ) -> Dataset:
-    """Data set of tables; every reader ends here. Errors count rows through the training and on through the test rows.
+    """Data set of tables; every reader ends here. Errors number the test rows after the training rows.
 
     Args:
       tables: tables of the rows, at least one with training rows; if none is for testing, a share of the rows is.
@@ -264,7 +264,7 @@ def _targets(joined: Columns, num_classes: int | None) -> tuple[np.ndarray, np.n
 
 
 def _are_classes(y: np.ndarray) -> bool:
-    """Whether targets are labels of classes: whole numbers or words [P], or floats that can only be meant as such."""
+    """Whether targets are labels of classes: whole numbers or words [P], or floats that must be meant as labels."""
     if y.ndim != 1 or y.dtype.kind != "f":
         return y.ndim == 1
     found = np.unique(y)
@@ -319,7 +319,7 @@ def _numbers(values: np.ndarray, known: np.ndarray, role: str) -> np.ndarray:
 def _divided(
     group: np.ndarray | None, time: np.ndarray | None, size: int, fraction: float, owners: np.ndarray, seed: int
 ) -> list[np.ndarray]:
-    """Numbers of the training rows and of the test rows: drawn from each group, or its latest ones by time.
+    """Numbers of the training rows, and of the test rows: a draw from each group, or its latest rows by time.
 
     Groups [P] are clients, with names `owners`, or classes; None for all rows together.
     """

@@ -193,7 +193,7 @@ def _indices(given: Any, client: int, split: str, least: int) -> np.ndarray:
         return np.zeros(0, np.int64)
     if row.ndim != 1 or row.dtype.kind not in "iu":
         raise InvalidInput(
-            f"client {client} has {SPLITS[split]} indices {describe_value(row)}: give whole numbers [n], of a mask "
+            f"client {client} has {SPLITS[split]} indices {describe_value(row)}: give whole numbers [n], for a mask "
             "np.flatnonzero"
         )
     return row.astype(np.int64, copy=False)

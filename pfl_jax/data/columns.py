@@ -38,7 +38,7 @@ def plain(values: Any, what: str = "a column") -> np.ndarray:
         array = np.empty(len(values), object)
         array[:] = values
     if array.dtype.kind in "US" and not hasattr(values, "dtype"):
-        # NumPy turns everything beside a text into text, also NaN.
+        # NumPy turns everything beside a text into text, even NaN.
         array = np.array(values, object)
     if array.dtype.kind == "V" and array.dtype.names is None:
         # bfloat16, float8 and int4, which NumPy lacks.

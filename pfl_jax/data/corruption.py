@@ -29,7 +29,7 @@ contrast; number added to pixels in [0, 1]; remaining share of the pixels of a r
 def corrupted(
     data: FederatedData, kind: Corruption, severity: Annotated[int, Range(1, 5)] = 3, seed: int = 0
 ) -> FederatedData:
-    """Federation whose images are corrupted, for training too.
+    """Federation whose images are corrupted, those for training too.
 
     Args:
       data: a federation with images [H, W, C] of uint8.

@@ -18,8 +18,8 @@ from pfl_jax.validation import Count, Positive, check_arguments
 MAX_TRIES = 1_000
 FIRST_TRIES = 20
 HOPELESS = 14
-"""Mean number of clients that are too small in the first draws above which no others follow. If sizes were independent,
-a draw would have none with probability exp(-14), and one of a thousand draws with probability 1/1000."""
+"""Mean number of too small clients in the first draws, above which no other draws follow. If sizes were independent,
+a draw would have no such client with probability exp(-14), and one of a thousand draws with probability 1/1000."""
 
 FEDAS_MIN_SIZE = 40
 """Minimum number of a client's examples in FedAS's code: a batch of 10 test examples / (1 - 0.75)."""
@@ -112,9 +112,9 @@ def _draw(
     the examples of each class, `divide` is `_separate_sets` or `_merged_sets`, and `needs` has the least number of a
     client's training examples, of its test examples, and of both together.
     """
-    there = np.array([*totals.sum(axis=1), totals.sum()])
-    if (num_clients * np.array(needs) > there).any():
-        kinds = zip(needs, there, ("training examples", "test examples", "examples"), strict=True)
+    available = np.array([*totals.sum(axis=1), totals.sum()])
+    if (num_clients * np.array(needs) > available).any():
+        kinds = zip(needs, available, ("training examples", "test examples", "examples"), strict=True)
         few = " and ".join(f"{need} of the {all_} {kind}" for need, all_, kind in kinds if need)
         raise InvalidInput(f"{num_clients} clients cannot each have {few}: use fewer clients or a smaller min_size")
     counts, too_small = np.zeros((2, num_clients, totals.shape[1]), np.int64), list[int]()
@@ -128,7 +128,7 @@ def _draw(
     moved = _complete(counts, needs)
     warnings.warn(
         f"none of {len(too_small)} Dirichlet draws with beta = {beta:g} serves each of {num_clients} clients: "
-        f"{moved} of the {there[2]} were moved from the largest clients to those that were too small",
+        f"{moved} of the {available[2]} were moved from the largest clients to those that were too small",
         stacklevel=2,
     )
     return counts
@@ -141,8 +141,8 @@ def _complete(counts: np.ndarray, needs: tuple[int, int, int]) -> int:
         sizes = counts[which].sum(axis=(0, 2))
         while sizes.min() < need:
             giver, taker = int(sizes.argmax()), int(sizes.argmin())
-            # From a set of which the giver has more than it needs itself, and there from its largest class.
-            of_set = max(which, key=lambda one: counts[one, giver].sum() - needs[one])
+            # From a set in which the giver has more than it needs, and from its largest class in this set.
+            of_set = max(which, key=lambda index: counts[index, giver].sum() - needs[index])
             label = counts[of_set, giver].argmax()
             counts[of_set, [giver, taker], label] += [-1, 1]
             sizes[[giver, taker]] += [-1, 1]
@@ -189,7 +189,7 @@ def _cut(proportions: np.ndarray, totals: np.ndarray) -> np.ndarray:
     # The small constant prevents rounding in 0.7 + 0.1 + 0.2 from losing one example of ten.
     ends = np.floor(np.cumsum(proportions, axis=1) * totals[:, None] + 1e-9).astype(np.int64)
     ends = np.minimum(ends, totals[:, None])
-    # The remainder of the rounding goes to the last client with a positive proportion, which may not be the last.
+    # The remainder of the rounding goes to the last client with a positive proportion.
     last = proportions.shape[1] - 1 - np.argmax(proportions[:, ::-1] > 0, axis=1)
     ends = np.where(np.arange(proportions.shape[1]) >= last[:, None], totals[:, None], ends)
     return np.diff(ends, axis=1, prepend=0).T

@@ -21,7 +21,7 @@ which starts anew at 0, 130, 256, ..., 1157, 1287, 1415, ... Cutting at 1287 giv
 images and the other four to the test images."""
 
 SIZES: dict[int, tuple[int, int]] = {10: (12_000, 4_000), 62: (12_400, 6_200), 100: (9_000, 3_000)}
-"""(training, test) images by number of classes; all classes have equally many."""
+"""(training, test) images by number of classes; each class has the same number."""
 
 NOISE = 32
 """Largest change of a pixel's value, which is at most 255."""

@@ -52,7 +52,7 @@ class FederatedData(NamedTuple):
       validation_index, validation_count: int32 [N, v_max] and [N], 0 for clients without validation examples; None for
         a federation without validation examples.
       active: bool [N], clients with training examples, in a phase of `pfl_jax.data.phases`; None if all have some.
-      frozen: frozen parameters of the model that is trained, held by every device beside the examples; None without.
+      frozen: frozen parameters of the model that is trained, held by every device beside the examples, or None.
       client_names: names [N] of the clients, if they come with the data; () otherwise.
       row: int32 [N], row of each client in the tables; None if row i is client i. A device that has only some clients'
         examples (`pfl_jax.engine.placement`) has only their rows in its tables.
@@ -109,7 +109,7 @@ class FederatedData(NamedTuple):
         return self
 
     def assign_devices(self, clients: jax.Array | np.ndarray, devices: int) -> np.ndarray:
-        """Positions in `clients` [M], sorted by size, of those that each of D `devices` trains: int32, see `spread`."""
+        """Positions in `clients` [M], sorted by size, of the clients of each of D `devices`: int32, see `spread`."""
         return spread(len(clients), devices)
 
     def with_frozen(self, frozen: Frozen | None) -> "FederatedData":

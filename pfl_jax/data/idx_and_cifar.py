@@ -139,7 +139,7 @@ def _read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _load_cifar(name: str, paths: tuple[Path, ...]) -> Arrays:
-    """Records of label bytes, of which the last one is used (CIFAR-100 has two), and 3072 bytes R, G, B."""
+    """Records of label bytes (CIFAR-100 has two; the last one is used) and 3072 bytes R, G, B."""
     contents = _members(paths[0]) if len(paths) == 1 else {path.name: path.read_bytes() for path in paths}
     labels = 2 if name == "cifar100" else 1
     *train, test = (np.frombuffer(contents[file], np.uint8).reshape(-1, labels + 3072) for file in CIFAR[name][1])

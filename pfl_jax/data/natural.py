@@ -3,7 +3,7 @@
 `data` is the folder of LEAF's files (`train/` and `test/`, made by its preprocess.sh), TFF's SQLite file (.sqlite,
 also .lzma, .xz or .gz, which is unpacked beside it), or the folder of TFF's HDF5 files; docs/natural.md says where to
 get them. Clients are the first ones by name. LEAF's and TFF's split within users is kept. If LEAF split by user, so
-that nobody has both training and test rows, each user's rows are divided here, and the users of `test/` come last.
+that no user has both training and test rows, each user's rows are divided here, and the users of `test/` come last.
 """
 
 import string
@@ -28,7 +28,7 @@ CHARACTERS = {ord(character): number for number, character in enumerate("\n" + s
 """Character -> its symbol: the end of a line, and the 95 printable characters of ASCII."""
 
 WORDS, TAGS, MOST_WORDS = 10_000, 500, 100
-"""How many of the most frequent words, and of such tags, are kept apart; and the most words of an example."""
+"""Numbers of most frequent words and tags that are distinguished; and largest number of words of an example."""
 
 
 A_HUNDRED = Limits(100, 500, 100)
@@ -63,8 +63,8 @@ def femnist(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
 def shakespeare(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
     """Next character of Shakespeare's plays by role: symbols int32 [80], targets int32 [80], -1 for no target.
 
-    In LEAF's files the only target is the character after the 80 of an example. TFF's files have texts: each begins and
-    ends with a special symbol and is cut into pieces of 80, in which every character is a target.
+    In LEAF's files the only target is the character after an example's 80 symbols. TFF's files have texts: each begins
+    and ends with a special symbol and is cut into pieces of 80, in which every character is a target.
 
     Args:
       data, limits: see `femnist`.

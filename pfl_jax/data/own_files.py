@@ -54,7 +54,7 @@ def from_file(
       data: the file, the folder, or hf:NAME.
       label: array or column of the labels; by default y for .npz and LEAF, otherwise label.
       client_column: array or column with the client of each row; None leaves the clients to a partition. For a folder
-        of images any name, if there is a level of folders of clients.
+        of images: any name, if it has a level of folders for clients.
       inputs: columns of the inputs; None for x in .npz, otherwise as in `from_clients`.
       drop: columns that are left out.
       time: column of numbers or dates, by which the latest rows of each client, or of all, are the test rows.

@@ -32,7 +32,7 @@ class Phases:
     first: FederatedData
 
     def phase_of(self, completed: int) -> int:
-        """Number of the phase, from 0, of the round that comes after so many completed ones."""
+        """Number of the phase, from 0, of the round that follows the `completed` rounds."""
         return sum(start <= completed for start in self.starts) - 1
 
     def tested(self, phase: int, on: int) -> FederatedData:
@@ -55,16 +55,16 @@ def federate_phases(
     """Federation whose clients have the examples of one partition after the other.
 
     In each phase, clients without training examples take no part: they are absent in the draws, keep their states, and
-    have no score where they have no test examples.
+    have no score if they have no test examples.
 
     Args:
-      dataset: examples of all phases; or a dataset for each phase, such as of `rotated` images, of one kind.
+      dataset: examples of all phases; or a dataset for each phase, all of one kind, such as `rotated` images.
       partitions: P partitions over the same N clients, whose tables may be empty in some phases.
       rounds: number of rounds of each phase, P or P - 1 numbers; the last phase lasts to the end of the run.
       shift, num_groups, seed: see `pfl_jax.data.federate`; the same in all phases.
 
     Raises:
-      InvalidInput: as for `federate`; the numbers do not fit each other; somebody never trains; or nobody in a phase.
+      InvalidInput: as for `federate`; numbers do not fit each other; a client never trains; or no client in a phase.
 
     Example:
       >>> from pfl_jax import data
@@ -123,7 +123,7 @@ def classes(dataset: Dataset, parts: Partition, phases: Count, seed: int = 0) ->
       dataset: the examples.
       parts: all examples of each client.
       phases: number of phases P, among which the classes are dealt in a random order.
-      seed: of the order.
+      seed: seed of the order.
 
     Example:
       >>> import numpy as np
@@ -149,7 +149,7 @@ def clients(parts: Partition, phases: Count, seed: int = 0) -> list[Partition]:
     Args:
       parts: examples of each client from its first phase on.
       phases: number of phases P.
-      seed: of the order.
+      seed: seed of the order.
 
     Example:
       >>> from pfl_jax import data

@@ -1,4 +1,4 @@
-"""From the columns of a table to a model's inputs: missing values, words and scales, as in the training rows."""
+"""Preparation of a table's columns as a model's inputs: missing values, words and scales, as in the training rows."""
 
 import dataclasses
 import json
@@ -95,7 +95,7 @@ class InputColumn:
 
 @dataclass(frozen=True)
 class Preparation:
-    """Turns rows with named columns into a model's inputs, as in training; for a data set or an exported model.
+    """Preparation of rows with named columns as a model's inputs, as in training; of a data set or an exported model.
 
     Attributes:
       columns: the columns, in the order of the inputs.

@@ -35,7 +35,7 @@ LABEL = "label"
 
 _WHOLE = r"-?(0|[1-9]\d*)"
 CLIENT_NUMBER, LABEL_NUMBER = re.compile(_WHOLE), re.compile(_WHOLE + r"(\.\d+)?([eE][-+]?\d+)?")
-"""Whole and other numbers as texts that are names: 07 is another name than 7."""
+"""Forms of whole and other numbers among texts; not 07, because as a name it differs from 7."""
 
 
 def npz(path: Path, roles: Roles) -> list[Table]:

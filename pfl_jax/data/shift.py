@@ -118,7 +118,7 @@ def shifted(x: jax.Array, data: Any, row: jax.Array | int, client: jax.Array | i
       data: the `FederatedData`.
       row: row of the client in the tables.
       client: number of the client.
-      split: number of the part of its examples.
+      split: number of the split.
     """
     if data.rotation is not None:
         return rotate(x.astype(jnp.float32), data.rotation[row])

@@ -42,7 +42,7 @@ Client: TypeAlias = tuple[str, tuple[Any, Any], tuple[Any, Any]]
 
 
 class Limits(NamedTuple):
-    """How much is read: the number of clients, and the numbers of each client's first training and test examples.
+    """Limits of reading: the number of clients, and the numbers of each client's first training and test examples.
 
     None reads all. `test_fraction` is the share of test rows if the data does not fix it.
     """
@@ -77,7 +77,7 @@ def federation(
       **options: options of `from_clients`.
 
     Raises:
-      InvalidInput: the data is missing, or reading the clients fails: then it is not the data of this federation.
+      InvalidInput: the data is missing, or reading the clients fails because it is not this federation's.
     """
     if not Path(data).expanduser().exists():
         raise InvalidInput(f"{data} is not there: docs/natural.md says where the data of {name} comes from")
@@ -110,7 +110,7 @@ def heart(data: str | Path | None = None, limits: Limits = EVERYTHING) -> Datase
       limits: how much is read.
 
     Raises:
-      InvalidInput: the package or the file is missing, or it is another file.
+      InvalidInput: the package or the file is missing, or the file is a different one.
 
     Reference:
       Janosi, Steinbrunn, Pfisterer, Detrano. Heart Disease. UCI Machine Learning Repository, 1988; Ogier du Terrail et
@@ -158,7 +158,7 @@ def watch(data: str | Path | None = None, limits: Limits = EVERYTHING) -> Datase
       limits: how much is read; `test_fraction` is the last part of each recording.
 
     Raises:
-      InvalidInput: the package or the file is missing, or it is another file.
+      InvalidInput: the package or the file is missing, or the file is a different one.
 
     Reference:
       Burns, Leung, Hardisty, Whyne, Henry, McLachlin. Shoulder Physiotherapy Exercise Recognition. Physiological
@@ -204,7 +204,7 @@ def har(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
     """Six activities of thirty people with a phone at the waist: windows of 2.56 seconds, float32 [128, 9].
 
     UCI-HAR divides people into training and testing. Here each person is a client, with the last quarter of its windows
-    of each activity as test rows. Windows of one recording overlap by half; the one before the test rows is left out.
+    of each activity as test rows. Windows of a recording overlap by half; the window before the test rows is left out.
 
     Args:
       data: folder "UCI HAR Dataset".

@@ -39,7 +39,7 @@ class Dataset(NamedTuple):
       client_names: names of the data's own clients.
       note: description of files that are not the published ones, such as "JPEG copy"; see
         `pfl_jax.data.idx_and_cifar.note`.
-      preparation: turns rows of a user's table into inputs, `pfl_jax.data.preparation.Preparation`; None without.
+      preparation: turns rows of a user's table into inputs, `pfl_jax.data.preparation.Preparation`; otherwise None.
     """
 
     name: str

@@ -5,14 +5,14 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 
 Source: TypeAlias = Literal["auto", "tfds", "files", "embedded"]
-"""Where `pfl_jax.data.sources.load` looks for a dataset."""
+"""Sources in which `pfl_jax.data.sources.load` looks for a dataset."""
 
 PixelNormalization: TypeAlias = Literal["fedpac", "fedas"]
 """Papers whose released code defines the pixel normalization."""
 
 Shift: TypeAlias = Literal["none", "labels", "rotation", "noise", "missing"]
 """Difference between groups of clients: none, a permutation of the labels, a rotation of the images, noise on the
-inputs, or inputs of which some numbers are missing."""
+inputs, or inputs with some numbers missing."""
 
 
 class Arrays(NamedTuple):
@@ -41,7 +41,7 @@ class DatasetSpec(NamedTuple):
       folders: possible names of a folder with the dataset's files, inside `data_dir` or a system folder; empty if the
         dataset can only be loaded through tensorflow-datasets.
       transposed: whether the published files store images with rows and columns exchanged.
-      in_scikit_learn: whether the dataset is scikit-learn's digits, which are always there.
+      in_scikit_learn: whether the dataset is scikit-learn's digits, which are always available.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Tables with named columns, which every reader gives, and the one function that joins them by the roles of columns.
+"""Tables with named columns, the results of all readers, and the function that joins them by the roles of columns.
 
 Columns are matched by their names, never by their places; the first table gives the order of the inputs.
 """
@@ -79,9 +79,9 @@ class Roles(NamedTuple):
     """Roles of the columns.
 
     Attributes:
-      inputs: the inputs; None for the only array of rank 2 or more, and without one all other columns.
+      inputs: the inputs; None for the only array of rank 2 or more or, if there is none, all other columns.
       labels: the labels, one column or several side by side.
-      client, time: columns with the client and the time of each row; None without.
+      client, time: columns with the client and the time of each row, or None.
       drop: columns that are left out.
     """
 
@@ -136,9 +136,9 @@ def join(tables: Sequence[Table], roles: Roles) -> Columns:
         if not wanted <= there or (roles.inputs is None and wanted != there):
             lacking = [name for name in first.columns if name in wanted - there]
             more = [name for name in other.columns if name in there - wanted and roles.inputs is None]
-            told = [f"{word} {_listed(names)}" for word, names in (("lacks", lacking), ("also has", more)) if names]
+            gaps = [f"{word} {_listed(names)}" for word, names in (("lacks", lacking), ("also has", more)) if names]
             raise InvalidInput(
-                f"{other.source} {' and '.join(told)}, unlike {first.source}: name the columns alike, or say which are "
+                f"{other.source} {' and '.join(gaps)}, unlike {first.source}: name the columns alike, or say which are "
                 "the inputs"
             )
     _check_names(first, chosen)

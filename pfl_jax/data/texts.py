@@ -27,7 +27,7 @@ def fortunes(
     length: int = 32,
     test_share: float = 0.25,
 ) -> Dataset:
-    """Texts of some categories as tokens; the task is to tell their category.
+    """Texts of some categories as tokens; the task is to predict their category.
 
     A text that occurs twice counts once. A quarter of the texts, always the same, are test examples.
 

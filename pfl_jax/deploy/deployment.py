@@ -1,4 +1,4 @@
-"""A run as its server and each of its clients compute it, whatever carries the messages between them.
+"""A run as computed by its server and each of its clients, whatever carries the messages between them.
 
 It has the keys and cohorts of `pfl_jax.run`, and equals it up to the rounding of differently compiled programs. The
 server holds its state, and each client has a file with its own; messages are arrays by name.
@@ -37,7 +37,7 @@ Arrays: TypeAlias = dict[str, np.ndarray]
 """Arrays of a message or a file by name: the path of a leaf in its tree."""
 
 _PATHS: dict[str, Any] = {"simple": True, "separator": "/"}
-"""How paths are written."""
+"""Options of `jax.tree_util.keystr` for paths."""
 
 
 class Request(NamedTuple):
@@ -91,7 +91,7 @@ def _program(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def call(self: "Deployment", *arguments: Any) -> Any:
         frozen = at_round(self.method, 0).frozen
-        # Inside another program they are its argument.
+        # Inside another program, the frozen parameters are its argument.
         return compiled(self, frozen and dataclasses.replace(frozen, values=frozen.read()), *arguments)
 
     return call
@@ -104,7 +104,7 @@ class Deployment:
     Attributes:
       method: the method, or a schedule, see `pfl_jax.run`.
       settings: rounds, participation, stragglers and evaluations; other failures are not simulated.
-      key: the run's key. Everybody knows it: it hides nothing.
+      key: the run's key. All participants know it: it hides nothing.
       num_clients: number of clients N.
       example: examples of any client, or their shapes and types with a leading axis n; their values are not read.
 
@@ -197,8 +197,8 @@ class Deployment:
           client: the client's number.
           request: message of the server.
           train, test: the client's examples.
-          file: the client's state, of this run only, in an existing folder; it is written after a training. A client
-            without one has never been trained.
+          file: file of the client's state in this run, in an existing folder; it is written after a training. A client
+            without this file was never trained.
 
         Raises:
           InvalidInput: a request of an earlier round than the file's, or a file of another method.
@@ -269,7 +269,7 @@ class Deployment:
         return self._with_clients(index, server, rows, sums, cohort, clients)[0]
 
     def _with_clients(self, index, server, rows, sums, cohort: Cohort, clients) -> tuple[PyTree, PyTree]:
-        """Aggregation as in the simulation: the server's next state, and those of the cohort's clients."""
+        """Aggregation as in the simulation: the server's next state, and the next states of the cohort's clients."""
         key = fold_in(fold_in(self.key, index), self.num_clients)
         server, clients, _ = at_round(self.method, index).aggregate(key, server, clients, join(rows, sums), cohort)
         return server, clients
@@ -329,7 +329,7 @@ def _named(tree: PyTree) -> Arrays:
 
 
 def _as_tree(shapes: PyTree, arrays: Arrays, what: str) -> Any:
-    """Tree of these shapes and types from arrays of `_named`; InvalidInput for others, which it calls `what`."""
+    """Tree of these shapes and types from arrays of `_named`; InvalidInput for other arrays, called `what`."""
     return tree_of(arrays, shapes, what, **_PATHS)
 
 

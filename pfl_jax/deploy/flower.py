@@ -58,7 +58,7 @@ def server_app(deploy: Callable[[Config], Deployment], report: Callable[[Config,
     """ServerApp of Flower for a method; it waits for all clients, and then begins.
 
     An exchange waits for `timeout` seconds of the configuration, by default 600. Clients that did not answer by then,
-    also those whose SuperNode is not connected or whose app failed, are absent in the round.
+    including those whose SuperNode is not connected or whose app failed, are absent.
 
     Args:
       deploy: see `client_app`.
@@ -109,7 +109,7 @@ class _Nodes:
         return answers, Traffic(up=_size(replies.values()), down=down)
 
     def _message(self, content: Any, node: int, kind: str) -> Any:
-        # A node that comes back later does not get it.
+        # A node that comes back later does not get the message.
         return self._flower.Message(content, node, kind, ttl=self._timeout)
 
     def _exchange(self, messages: list[Any]) -> dict[int, Any]:

@@ -26,10 +26,10 @@ Availability: TypeAlias = tuple[float, Sequence[Sequence[float]]]
 """A period in seconds, and the ascending intervals [start, end) within it in which a client can begin its work."""
 
 TICK = 1e-6
-"""Seconds by which a client may begin before its interval: sums of times are rounded."""
+"""Seconds by which a client may begin before its interval, because sums of times are rounded."""
 
 SHORTEST, LATEST = 10 * TICK, 1e9
-"""Seconds of the shortest interval; and the latest time until which clients may wait: later, a sum loses a tick."""
+"""Seconds of the shortest interval, and the latest time to which clients may wait: sums of later times lose a tick."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,14 +53,14 @@ class Devices:
         if not len(self.seconds_per_example) == len(self.bytes_per_second) == len(self.available) > 0:
             raise InvalidInput("devices need a speed, a bandwidth and an availability, or None, for each client")
         speeds = np.stack([self.seconds_per_example, self.bytes_per_second]).astype(np.float64)
-        for client, (pair, one) in enumerate(zip(speeds.T, self.available, strict=True)):
+        for client, (pair, when) in enumerate(zip(speeds.T, self.available, strict=True)):
             if not (np.isfinite(pair) & (pair > 0)).all():
                 raise InvalidInput(f"device {client} must have positive seconds_per_example and bytes_per_second")
-            edges = [0.0] if one is None else [0, *(edge for interval in one[1] for edge in interval), one[0]]
+            edges = [0.0] if when is None else [0, *(edge for interval in when[1] for edge in interval), when[0]]
             # Starts are below ends, and an interval may begin at the end of the previous one.
-            is_whole = one is None or (len(edges) % 2 == 0 and len(edges) > 2 and np.isfinite(edges).all())
+            is_whole = when is None or (len(edges) % 2 == 0 and len(edges) > 2 and np.isfinite(edges).all())
             steps = np.diff(edges) if is_whole else np.array([-1.0, -1.0])
-            if one is not None and (min(steps) < 0 or min(steps[1::2]) < SHORTEST):
+            if when is not None and (min(steps) < 0 or min(steps[1::2]) < SHORTEST):
                 raise InvalidInput(
                     f"device {client} must have ascending intervals [start, end] within its period, of at least "
                     f"{SHORTEST:g} seconds"
@@ -87,7 +87,7 @@ class Devices:
             )
         period, intervals = available
         time = (now + TICK) % period
-        place = bisect.bisect_right(intervals, time, key=lambda one: one[0])
+        place = bisect.bisect_right(intervals, time, key=lambda interval: interval[0])
         if place and time < intervals[place - 1][1]:
             return 0.0
         following = intervals[place][0] if place < len(intervals) else intervals[0][0] + period
@@ -105,7 +105,7 @@ class Timetable:
       seconds: [R], virtual time of each server step, ascending.
 
     Raises:
-      InvalidInput: other shapes, clients that are not ascending, or a staleness of more rounds than there were before.
+      InvalidInput: wrong shapes, clients that are not ascending, or a staleness above the number of rounds before.
     """
 
     clients: np.ndarray
@@ -146,8 +146,8 @@ def timetable(
     A client that trains, or has a message in the buffer, does not begin again. Synchronous: `buffer` clients begin
     after each step, and the step waits for the slowest. In both cases the clients that begin are drawn uniformly among
     the available ones; if there are too few, free places are taken as soon as clients become available. Messages that
-    arrive at the same time arrive before anybody begins. So asynchronous rounds with equal devices, always available,
-    and `concurrency` equal to `buffer` equal synchronous rounds.
+    arrive at the same time all arrive before any client begins. So asynchronous rounds with equal devices, always
+    available, and `concurrency` equal to `buffer` equal synchronous rounds.
 
     Args:
       devices: devices of the clients, at least N.
@@ -158,8 +158,8 @@ def timetable(
       seed: seed of the draws, by NumPy's generator.
 
     Raises:
-      InvalidInput: more messages in the buffer, or clients at once, than clients; fewer devices than clients; seconds
-        that are not finite, or so large that a device's availability is lost in rounding.
+      InvalidInput: `buffer` or `concurrency` above the number of clients; fewer devices than clients; seconds
+        that are not finite, or so large that rounding loses a device's availability.
 
     Reference:
       Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba. Federated Learning with Buffered Asynchronous Aggregation.
@@ -268,7 +268,7 @@ def stale(method: Method, staleness: jax.Array) -> Method:
     parts are sent unchanged. With staleness 0 all messages are unchanged.
 
     Args:
-      method: a method from `with_versions`, as a client follows it.
+      method: a method from `with_versions`, in the form that a client runs.
       staleness: int32 scalar, server steps since the client's download; at most the number of versions.
 
     Returns:
@@ -293,19 +293,19 @@ def stale(method: Method, staleness: jax.Array) -> Method:
             raise InvalidInput(
                 "asynchronous rounds are for methods that send a Mean, and the messages of this one have none"
             )
-        old, found = trained_from(method, begun, client, result.message)
+        old, flags = trained_from(method, begun, client, result.message)
         new, _ = trained_from(method, server, client, result.message)
         factor = jax.lax.rsqrt(1 + staleness.astype(jnp.float32))
 
-        def of_mean(part: Mean, found: PyTree, old: PyTree, new: PyTree) -> Mean:
-            if not any(jax.tree.leaves(found)):
+        def of_mean(part: Mean, flags: PyTree, old: PyTree, new: PyTree) -> Mean:
+            if not any(jax.tree.leaves(flags)):
                 return part._replace(weight=factor * part.weight)
 
             def moved(flag, value, old, new):
                 return jnp.where(staleness > 0, new + factor * (value - old), value) if flag else value
 
-            return part._replace(value=jax.tree.map(moved, found, part.value, old, new))
+            return part._replace(value=jax.tree.map(moved, flags, part.value, old, new))
 
-        return result._replace(message=map_means(of_mean, result.message, found, old, new, rest=lambda leaf, *_: leaf))
+        return result._replace(message=map_means(of_mean, result.message, flags, old, new, rest=lambda leaf, *_: leaf))
 
     return method._replace(local=local, privacy=method.privacy)

@@ -27,7 +27,7 @@ class Outcome(NamedTuple):
     Attributes:
       cohort: the participating clients; `present` marks those whose message arrived.
       finite: [M], bool: whether a client's state and message after training are free of NaN and infinity. Other clients
-        become absent and keep their previous state. Scores do not count: nothing of the test set reaches the training.
+        become absent and keep their previous state. Scores are not checked: no test example affects training.
       server_finite: bool, the same for the server's next state and the client states that the server computed.
       examples: training examples of the drawn cohort, each counted once; absent clients included.
       info: the method's `Info`; rows belong to the clients of `cohort`, in that order. Rows of absent clients are
@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
 def round_programs(
     method: Method | MethodSchedule, settings: RoundSettings, mesh: Mesh | None
 ) -> tuple[RoundProgram, ...]:
-    """One RoundProgram for each network of a method: several for a `Mixed`; settings and mesh of the run."""
+    """One RoundProgram for each network of a method (several for a `Mixed`), with the run's settings and mesh."""
     mixed = mixture(method)
     networks = (None,) if mixed is None else range(len(mixed.methods))
     return tuple(RoundProgram(method, settings, mesh, network) for network in networks)
@@ -56,8 +56,8 @@ def chain_of(
     """States from which a client's model is built, as `RoundProgram.personal` takes them.
 
     Returns:
-      Position of its network, None if all have the same; the state of its server; and its chain: the clients that take
-      turns with it in an evaluation (without turns only itself), their states, and its position among them.
+      Position of the client's network, None if all have the same; the state of its server; and its chain: the clients
+      that take turns in an evaluation (without turns one), their states, and the client's position among them.
     """
     mixed, network, server, clients = mixture(method), None, state.server, state.clients
     members = np.arange(num_clients)
@@ -78,7 +78,7 @@ def sample(
     size: int,
     losses: jax.Array | None,
 ) -> tuple[Cohort, tuple[Places, ...]]:
-    """Cohort of a round, see `sample_cohort`, and its places for each of the programs."""
+    """Cohort of a round, see `sample_cohort`, and its places for each program."""
     cohort = sample_cohort(key, round_index, data.train_count, size, programs[0].settings, losses, data.active)
     return cohort, tuple(one.assign_devices(data, cohort.clients)[-1] for one in programs)
 
@@ -95,7 +95,7 @@ def train(
 ) -> tuple[list[PyTree], Scores, list[tuple[jax.Array, PyTree]], Outcome]:
     """Body of every round: local training and aggregation.
 
-    `servers` and `rows` are each network's state of the server, and states of its clients, leaves [D, W, ...].
+    `servers` and `rows` are, for each network, the server's state and the states of the clients, leaves [D, W, ...].
 
     Returns:
       The next server states; the next scores of the clients' models right after their own last training; for each

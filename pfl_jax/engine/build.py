@@ -45,7 +45,7 @@ class Engine(NamedTuple):
     store: ClientStore
 
     def jit(self, mesh: Mesh | None = None, *, donate: bool = False) -> "Engine":
-        """Compiled engine, with one trace per cohort size; an engine whose store is not on the device is compiled.
+        """Compiled engine, with one trace per cohort size; compiled already if its store is not on the device.
 
         Args:
           mesh: mesh of data that belongs to devices; None for the mesh given to `build`.
@@ -62,7 +62,7 @@ FUNCTIONS = ("init", "round", "evaluate", "evaluate_new")
 
 
 def _options(name: str, data: int, mesh: Mesh | None, *, donate: bool) -> dict[str, Any]:
-    """Options of `jax.jit` for a function of an engine, with the data at this position among its arguments."""
+    """Options of `jax.jit` for the function `name` of an engine; `data` is the data's position among its arguments."""
     # Explicit output shardings: the compiler could otherwise choose a new layout of the state each round, and every new
     # layout of the inputs compiles the round again.
     options: dict[str, Any] = {"out_shardings": replicated(mesh)}
@@ -127,10 +127,10 @@ def _engine(
     one_network = mixture(method) is None
 
     def evaluated(data: ByIdentity, key: ByIdentity) -> list[Places]:
-        return [one.evaluated(data.value, key.value) for one in programs]
+        return [net.evaluated(data.value, key.value) for net in programs]
 
     if not store.is_traced:
-        # The same in all rounds of a run. Drawing some of very many clients takes longer than a round.
+        # Cached for all rounds of a run: drawing some of very many clients takes longer than a round.
         evaluated = functools.lru_cache(maxsize=1)(evaluated)
 
     def each(parts):
@@ -140,19 +140,19 @@ def _engine(
     def together(parts):
         return parts[0] if one_network else tuple(parts)
 
-    def stored(data, one, places):
+    def stored(data, net, places):
         """The places, with the rows of their clients in one network's store."""
-        return dataclasses.replace(places, ids=one.rows_of(data.num_clients, places.ids))
+        return dataclasses.replace(places, ids=net.rows_of(data.num_clients, places.ids))
 
-    def read(data, one, clients, places):
-        return store.read(one.clients(data), data.mesh or mesh, clients, stored(data, one, places))
+    def read(data, net, clients, places):
+        return store.read(net.clients(data), data.mesh or mesh, clients, stored(data, net, places))
 
     def init(data, key):
-        servers, clients = [one.init_server(data, key) for one in programs], []
-        for one, server in zip(programs, servers, strict=True):
-            blocks = store.blocks(one.everyone(data))
-            rows = ((stored(data, one, places), one.init_clients(data, server, key, places)) for places in blocks)
-            clients.append(store.create(one.clients(data), data.mesh or mesh, rows))
+        servers, clients = [net.init_server(data, key) for net in programs], []
+        for net, server in zip(programs, servers, strict=True):
+            blocks = store.blocks(net.everyone(data))
+            rows = ((stored(data, net, places), net.init_clients(data, server, key, places)) for places in blocks)
+            clients.append(store.create(net.clients(data), data.mesh or mesh, rows))
         # A separate array for each field: every buffer is donated once.
         unscored, completed = programs[0].untrained(data), jnp.zeros_like(data.train_count[0])
         return State(together(servers), together(clients), unscored, key, completed)
@@ -166,8 +166,8 @@ def _engine(
             data, each(state.server), state.trained, rows, state.key, state.round, cohort
         )
         after = [
-            store.write(one.clients(data), clients, None if ids is None else one.rows_of(data.num_clients, ids), new)
-            for (one, clients), (ids, new) in zip(before, written, strict=True)
+            store.write(net.clients(data), clients, None if ids is None else net.rows_of(data.num_clients, ids), new)
+            for (net, clients), (ids, new) in zip(before, written, strict=True)
         ]
         return State(together(servers), together(after), trained, state.key, state.round + 1), outcome
 
@@ -175,19 +175,19 @@ def _engine(
         scores = programs[0].unscored(data)
         states = zip(each(state.server), each(state.clients), strict=True)
         drawn = evaluated(ByIdentity(data), ByIdentity(state.key))
-        for one, (server, clients), everyone in zip(programs, states, drawn, strict=True):
-            for places in one.chains(data) if one.deploys_in_turn and not store.is_traced else store.blocks(everyone):
-                rows = read(data, one, clients, places)
-                scores = one.evaluate(data, server, state.key, state.round, places, rows, scores)
+        for net, (server, clients), everyone in zip(programs, states, drawn, strict=True):
+            for places in net.chains(data) if net.deploys_in_turn and not store.is_traced else store.blocks(everyone):
+                rows = read(data, net, clients, places)
+                scores = net.evaluate(data, server, state.key, state.round, places, rows, scores)
         return scores
 
     def evaluate_new(data, state):
         scores: Any = None
-        for one, server in zip(programs, each(state.server), strict=True):
+        for net, server in zip(programs, each(state.server), strict=True):
             # There may be fewer newcomers than networks.
-            if number := one.clients(data).num_clients:
-                found = one.evaluate_new(data, server, state.key, state.round)
-                own = one.rows_of(data.num_clients, np.arange(data.num_clients)) < number
+            if number := net.clients(data).num_clients:
+                found = net.evaluate_new(data, server, state.key, state.round)
+                own = net.rows_of(data.num_clients, np.arange(data.num_clients)) < number
                 scores = found if scores is None else choose(own, found, scores)
         return scores
 
@@ -199,7 +199,7 @@ def adopted(engine: Engine, data: Federation, clients: PyTree) -> PyTree:
     mesh, parts = data.mesh or engine.mesh, round_programs(engine.method, engine.settings, engine.mesh)
     if mixture(engine.method) is None:
         return engine.store.adopt(data, mesh, clients)
-    return tuple(engine.store.adopt(one.clients(data), mesh, own) for one, own in zip(parts, clients, strict=True))
+    return tuple(engine.store.adopt(net.clients(data), mesh, own) for net, own in zip(parts, clients, strict=True))
 
 
 def compiled(
@@ -223,12 +223,12 @@ def compiled(
         lives; because shapes are a part of the key, functions whose shapes were used long ago make room for others.
       hyper_parameters: see `pfl_jax.run`. Real numbers are inputs of the compiled programs: other values of them
         compile nothing.
-      over_runs: turns a function of one run (values, *arguments) into one of several runs; hashable. None for one run.
+      over_runs: makes a function of several runs from that of one run (values, *arguments); hashable. None for one run.
     """
     values = dict(hyper_parameters or {})
-    # Real numbers. They are arguments of the programs: in the functions they would be constants.
+    # Real numbers, which are arguments of the programs: closed over by the functions, they would be constants.
     inputs = {
-        name: one for name, one in values.items() if isinstance(one, float | np.floating | np.ndarray | jax.Array)
+        name: value for name, value in values.items() if isinstance(value, float | np.floating | np.ndarray | jax.Array)
     }
     fixed = None if hyper_parameters is None else tuple(sorted((name, values[name]) for name in values.keys() - inputs))
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(data))
@@ -258,7 +258,7 @@ def _compiled(
     over_runs: Callable[..., Any] | None,
     whole: bool,
 ) -> dict[str, Callable[..., Any]]:
-    """Compiled functions of an engine by name, whose first argument is the hyper-parameters that are inputs.
+    """Compiled functions of an engine by name; their first argument is the hyper-parameters that are inputs.
 
     If the engine is not compiled as a `whole`, they are `sample`, `train`, and the functions BY_BLOCK of a
     RoundProgram, whose second argument is the position of its network.
@@ -288,8 +288,8 @@ def _compiled(
             name: program(name, partial(of_engine, name), **_options(name, 1, mesh, donate=donate))
             for name in FUNCTIONS
         }
-    # With `donate`, buffers of server and scores are taken over. The cohort's rows are new in every round. On a mesh
-    # they come out with another sharding: no buffer to reuse.
+    # With `donate`, buffers of server and scores are taken over. The cohort's rows are new in every round and always
+    # taken over, except on a mesh, where the results have another sharding and cannot reuse them.
     taken = (*((2, 3) if donate else ()), *(() if mesh else (4,)))
     return {
         "sample": program("sample", partial(of_round, sample), static_argnums=4),

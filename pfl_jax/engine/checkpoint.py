@@ -178,14 +178,14 @@ class Checkpoints:
         """Arrays of a part with the rows of some clients, and its record."""
         path = self._path(*part)
         with open_npz(path) as stored:
-            # Rows that are read later cannot be compared with their CRC-32 then.
+            # Rows that are read later are compared with their CRC-32 now.
             if by_rows and stored.zip is not None and (damaged := stored.zip.testzip()):
                 raise ValueError(f"{damaged} is damaged")
             about = json.loads(stored[_ABOUT].tobytes())
             arrays: dict[str, Any] = {}
             for name, _, dtype in about["arrays"]:
                 leaf = mapped(path, name) if by_rows and name.startswith(_OF_CLIENTS) else stored[name]
-                # For JAX's own types, NumPy's format has only the size.
+                # NumPy's format stores only the size of JAX's own types.
                 arrays[name] = leaf.view(dtype)
         names = [name for name in arrays if name.startswith(_OF_CLIENTS)]
         if clients is not None:

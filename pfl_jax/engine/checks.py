@@ -26,7 +26,7 @@ from pfl_jax.schedules import MethodSchedule, Mixed, at_round, mixture
 from pfl_jax.validation import check_values
 
 GENERATOR = "threefry2x32"
-"""Required generator of every key. Under vmap, numbers of other generators depend on the other clients of a chunk."""
+"""Required generator of every key. Under vmap, other generators' numbers depend on the other clients of a chunk."""
 
 
 def check_run(
@@ -45,7 +45,7 @@ def check_run(
     if folder is not None and state_on != "disk":
         raise InvalidInput(f"state_folder is for state_on disk, not for {state_on}")
     if folder is not None and not Path(folder).is_dir():
-        raise InvalidInput(f"the folder {folder} for the clients' states is not there")
+        raise InvalidInput(f"the folder {folder} for the clients' states does not exist")
     if (mixed := mixture(method)) is not None:
         _check_networks(mixed, data, state_on, newcomers)
     _check_method(method, data, settings)
@@ -61,7 +61,7 @@ def _check_method(method: Method | MethodSchedule, data: Federation, settings: S
             raise InvalidInput(
                 f"{name} cannot be given: clients of this method take turns, so each needs the one before it"
             )
-    # Test examples decide nothing.
+    # Test examples may not decide when a run ends.
     if settings.patience is not None and data.validation_count is None:
         raise InvalidInput(
             "patience needs validation examples: data.partition.with_validation(parts, 0.1) sets some apart"
@@ -134,14 +134,14 @@ def check_engine(
     """Raise InvalidInput unless an engine was built with the arguments of `pfl_jax.engine.simulate.run`."""
     if state_on != "device" or donate:
         raise InvalidInput("state_on and donate are for a run without an engine: give them, or a store, to build")
-    for name, one, other in (("method", method, engine.method), ("mesh", mesh, engine.mesh)):
-        if one is not other and one != other:
+    for name, given, other in (("method", method, engine.method), ("mesh", mesh, engine.mesh)):
+        if given is not other and given != other:
             raise InvalidInput(f"engine was built with another {name}")
     for field in dataclasses.fields(RoundSettings):
-        one, other = getattr(settings, field.name), getattr(engine.settings, field.name)
+        given, other = getattr(settings, field.name), getattr(engine.settings, field.name)
         # Results do not depend on chunks, which `run` chooses by the sizes of the clients.
-        if field.name != "chunk" and one != other:
-            raise InvalidInput(f"engine was built with {field.name} {other}, and settings has {one}")
+        if field.name != "chunk" and given != other:
+            raise InvalidInput(f"engine was built with {field.name} {other}, and settings has {given}")
 
 
 def check_sweep(
@@ -161,8 +161,8 @@ def check_sweep(
         if shape != keys.shape:
             raise InvalidInput(f"a run has one key and one value: keys has shape {keys.shape}, but {name} {shape}")
     for name, value in values.items():
-        for one in np.asarray(value).tolist():
-            check_values({name: one}, get_type_hints(LocalTraining, include_extras=True))
+        for number in np.asarray(value).tolist():
+            check_values({name: number}, get_type_hints(LocalTraining, include_extras=True))
     method = make_method(**{name: value[0] for name, value in values.items()})
     _check_method(method, data, settings)
     if states is None:
@@ -208,7 +208,7 @@ def explain_misfit(
     """Context whose errors become an InvalidInput if the cause is a model that does not take the inputs.
 
     The model is traced only after an error, so a run that fits pays nothing. `make` gives the method, or a schedule of
-    it, with these values of hyper-parameters; of data of several runs the first one is used.
+    it, with these values of hyper-parameters. If the data is of several runs, the first one is used.
     """
     try:
         yield
@@ -222,7 +222,7 @@ def explain_misfit(
             ) from error
         one, method = _first(data), at_round(make(**values), 0)
         if method.work is None:
-            # Its model, which could be traced alone, is unknown.
+            # The method's model is unknown, so that it cannot be traced alone.
             inputs, reason = list(one.x.shape[1:]), f"{type(error).__name__}: {first_line(error)}"
             codes = [getattr(inspect.unwrap(part), "__code__", None) for part in method if callable(part)]
             if frame := last_frame(error, {code.co_filename for code in codes if code}):
@@ -312,7 +312,7 @@ def _are_independent(of: ByIdentity, shape: tuple[int, ...], dtype: Any) -> bool
     numbers = drawn if np.dtype(dtype).kind == "f" else np.stack([np.zeros(shape), np.ones(shape)])
 
     def rows(params, batch):
-        """Results, leaves [rows, ...], for two examples, of which in training only the first is real."""
+        """Results, leaves [rows, ...], for two examples; in training only the first one is real."""
         features = model.features(params["backbone"], batch)
         found = features, model.classify(params["head"], features)
         if model.batch_features is None:
@@ -325,7 +325,7 @@ def _are_independent(of: ByIdentity, shape: tuple[int, ...], dtype: Any) -> bool
         params = jax.jit(model.init)(jax.random.key(0))
         batches = [jnp.asarray(numbers[chosen, ...], dtype) for chosen in ([0, 1], [0, 0])]
         pairs = zip(*(jax.tree.leaves(jax.jit(rows)(params, batch)) for batch in batches), strict=True)
-    except Exception:  # It fails in the first round too, which says why.
+    except Exception:  # The first round fails too, and says why.
         return True
     first = [[np.asarray(leaf[0], float) for leaf in pair] for pair in pairs]
     largest = [np.max(np.abs(one), initial=0) for one, _ in first]

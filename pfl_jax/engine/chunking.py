@@ -63,7 +63,7 @@ def resolved(
 ) -> Settings:
     """Settings with a number in place of chunk "auto", chosen for a typical cohort.
 
-    A device's clients are divided into chunks of equal size, as few as waste less than a tenth of the gradient steps.
+    A device's clients are divided into equal chunks, the fewest that waste less than a tenth of the gradient steps.
 
     Args:
       settings: settings of a run.
@@ -110,8 +110,8 @@ def resolved(
 def most_clients(method: Method | MethodSchedule, backend: str | None = None) -> int | None:
     """Largest number of clients under one vmap for chunk "auto", from `pfl_jax.backends`; None for no limit.
 
-    It is 1 for convolutions on a CPU. With separate kernels for each client, a CPU computes them in a loop anyway, and
-    training one client after another wastes no step.
+    It is 1 for convolutions on a CPU: a CPU computes convolutions with separate kernels for each client in a loop
+    anyway, and training one client after another wastes no step.
 
     Args:
       method: method of the clients.

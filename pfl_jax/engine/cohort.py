@@ -15,7 +15,7 @@ from pfl_jax.validation import AboveZero, BelowOne, Count, Fraction, Positive, c
 from pfl_jax.wrappers.attacks import Attack
 
 DRAWS = ("participation", "full_last_round", "straggler_fraction", "drop_rate", "select")
-"""Settings of the draw of cohorts."""
+"""Names of the settings on which the draw of cohorts depends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +23,8 @@ class RoundSettings:
     """Settings on which the program of a round depends, see `pfl_jax.build`.
 
     Attributes:
-      participation: share of the N clients in each round's cohort, in (0, 1]; at least one client. A round is given its
-        number of clients; an evaluation in which clients take turns has cohorts of this size.
+      participation: share of the N clients in each round's cohort, in (0, 1]; at least one client. A round gets its
+        number of clients as an argument; an evaluation in which clients take turns has cohorts of this size.
       straggler_fraction: share of the clients that are stragglers, the same ones in all rounds (FedAS, Fig. 4a).
       straggler_rate: weight of a straggler in the draw of a cohort, where other clients have weight 1; in (0, 1].
       drop_rate: share of each cohort that drops out, in [0, 1), drawn anew in every round: these clients train and keep
@@ -38,13 +38,13 @@ class RoundSettings:
       attackers: share of the clients that attack, the same ones in all rounds; in [0, 1).
       attack_scale: factor of the update or noise that attackers send.
       eval_clients: number of clients that are evaluated by `received`, drawn once for a run; the others' scores are
-        NaN. None evaluates all. Not with `Settings.before_aggregation`, whose mean over a sample would count cohorts
-        too often.
+        NaN. None evaluates all. Cannot be given with `Settings.before_aggregation`, whose mean over a sample would
+        count cohorts too often.
       timetable: the clients that take part in each round, and the age of the state from which each one trains, as
         simulated by `pfl_jax.engine.asynchronous.timetable`; None draws cohorts.
       select: weights of the clients in the draw of a cohort, from `pfl_jax.engine.selection` or a function of your own,
-        see `Weights` there; None draws all alike. Draws with equal weights are equal. The weight of a straggler is a
-        factor.
+        see `Weights` there; None weighs all alike. Selections with equal weights draw equal cohorts. `straggler_rate`
+        multiplies the weights.
     """
 
     participation: AboveZero = 1.0
@@ -69,7 +69,7 @@ class RoundSettings:
 
     @property
     def selection(self) -> Selection | None:
-        """The selection, which a function of one's own becomes."""
+        """`select` as a `Selection`, made from a function of weights if necessary; None without."""
         return self.select if self.select is None or isinstance(self.select, Selection) else Selection(self.select)
 
     @property
@@ -97,7 +97,7 @@ class RoundSettings:
 
 @dataclass(frozen=True)
 class Settings(RoundSettings):
-    """Settings of a run, independent of the method: the settings of a round, and those of the loop over rounds.
+    """Settings of a run, independent of the method: the settings of a round, and the settings of the loop over rounds.
 
     Attributes:
       rounds: communication rounds.
@@ -182,8 +182,8 @@ def sample_cohort(
       counts: [N], training examples of each client.
       size: M.
       settings: fraction and rate of stragglers, the drop rate, and the selection.
-      losses: [N], training losses for the selection, NaN before the first; None for none.
-      active: bool [N]; others are drawn only where these do not suffice, and are absent. None for all.
+      losses: [N], training losses for the selection, NaN before the first; None without losses.
+      active: bool [N]; other clients are absent, and drawn only if the active ones do not suffice. None for all.
     """
     (num_clients,) = counts.shape
     if not 1 <= size <= num_clients:
@@ -191,7 +191,7 @@ def sample_cohort(
     if settings.timetable is not None:
         clients = _from_timetable(settings.timetable, round_index, num_clients, size)
     elif size == num_clients:
-        # Everybody takes part: avoid random numbers, which take a small program longest to compile.
+        # All clients take part: avoid random numbers, which take a small program longest to compile.
         clients = jnp.arange(num_clients, dtype=jnp.int32)
     else:
         scores = _scores(key, round_index, counts, size, settings, losses)
@@ -232,13 +232,13 @@ def _scores(
     settings: RoundSettings,
     losses: jax.Array | None,
 ) -> jax.Array:
-    """Scores [N] of which the largest are drawn, see `sample_cohort`."""
+    """Scores [N]; the clients with the largest scores are drawn, see `sample_cohort`."""
     num_clients, selection = len(counts), settings.selection
     cohort_key = jax.random.fold_in(jax.random.fold_in(key, COHORT), round_index)
     # The M largest values of log weight + Gumbel noise are a weighted draw without replacement (Gumbel-top-k); always
     # in one precision, so that the cohorts do not depend on jax_enable_x64.
     scores = jax.random.gumbel(cohort_key, (num_clients,), jnp.float32)
-    # Finding the stragglers takes a permutation of all clients in every round.
+    # Skipped without stragglers, because finding them permutes all clients in every round.
     if settings.straggler_fraction:
         is_straggler = stragglers(key, num_clients, settings.straggler_fraction)
         scores += jnp.where(is_straggler, jnp.log(settings.straggler_rate), 0.0)

@@ -52,11 +52,11 @@ class RoundResult(NamedTuple):
       seconds: wall time of the round and its evaluation, including any compilation.
       before_aggregation: Scores [N] of the model that every client had in the middle of this round, see
         `pfl_jax.primitives.metrics.before_aggregation`; None unless `Settings.before_aggregation` asks for it.
-      kept: with `Settings.patience` the number of the best evaluated round so far, 0 before the first; None without.
+      kept: with `Settings.patience` the number of the best evaluated round so far, 0 before the first; otherwise None.
         A run of a sweep whose patience has ended has NaN for all scores of later rounds, while others go on.
-      phases: with `Phases` Scores [N] of `received` on the test examples of each phase; None without, or if not
-        evaluated. Of the round's own phase they are `received`.
-      untrained: with `Phases` the same before the first round, in all results.
+      phases: with `Phases`, Scores [N] of `received` on the test examples of each phase, for the round's own phase
+        equal to `received`; None without phases, or if not evaluated.
+      untrained: with `Phases`, the same Scores before the first round, in all results.
     """
 
     round: int
@@ -96,7 +96,7 @@ class Patience(NamedTuple):
 
     Attributes:
       kept: number of its round; 0 before the first evaluation.
-      mean: mean over clients of the primary score on validation examples there, of errors minus it.
+      mean: mean over clients of that round's primary score on validation examples, times -1 for errors.
       ended: bool; whether the run has waited long enough for a better one.
     """
 
@@ -106,24 +106,24 @@ class Patience(NamedTuple):
 
     @classmethod
     def begin(cls, shape: tuple[int, ...]) -> "Patience":
-        """Before the first evaluation of runs of this shape, () or (R,)."""
+        """Patience before the first evaluation of runs of this shape, () or (R,)."""
         return cls(np.zeros(shape, int), np.full(shape, -np.inf), np.zeros(shape, bool))
 
     def after(self, number: int, received: Scores, primary: Score, patience: int) -> "Patience":
-        """After the evaluation of round `number`; the first of equal means is kept. A run that has ended stays ended.
+        """Patience after the evaluation of round `number`; the first of equal means is kept, and ended runs stay ended.
 
-        `received` are scores [N] or [R, N], `primary` is the task's score that counts, and a run ends after so many
-        rounds of `patience` without a better mean.
+        `received` are scores [N] or [R, N], `primary` is the task's score that counts, and a run ends after `patience`
+        rounds without a better mean.
         """
         assert received.validation is not None
         with warnings.catch_warnings():
-            # Of a run without any score the mean is NaN, which is never better.
+            # The mean of a run without any score is NaN, which is never better.
             warnings.simplefilter("ignore", RuntimeWarning)
-            found = np.nanmean(np.asarray(received.validation[primary.name], np.float64), axis=-1)
-        found = found if primary.higher_is_better else -found
-        better = (found > self.mean) & ~self.ended
+            mean = np.nanmean(np.asarray(received.validation[primary.name], np.float64), axis=-1)
+        mean = mean if primary.higher_is_better else -mean
+        better = (mean > self.mean) & ~self.ended
         kept = np.where(better, number, self.kept)
-        return Patience(kept, np.where(better, found, self.mean), self.ended | (number - kept >= patience))
+        return Patience(kept, np.where(better, mean, self.mean), self.ended | (number - kept >= patience))
 
     def of_others(self, scores: PyTree) -> Any:
         """The `scores`, leaves [R, N], with NaN for the runs that have ended; None stays None."""
@@ -186,10 +186,10 @@ def play(
                 # Forgetting is measured from the end of each phase.
                 evaluated = evaluated or number in phases.starts
                 phase = phases.phase_of(index)
-                # What was received before is of other examples.
+                # Scores from before are of other examples.
                 data, received = phases.parts[phase], None if index in phases.starts else received
             all_train = size == num_clients and on_nan == "stop"
-            # Clients outside this cohort are scored with what they received, which the previous evaluation may have.
+            # Clients outside this cohort get the scores of the models they received, which may be evaluated already.
             if evaluated and settings.before_aggregation and not all_train and received is None:
                 received = _on_host(engine.evaluate(data, state))
             with explains():
@@ -238,7 +238,7 @@ def play(
 
 
 def _on_phases(engine: Engine, phases: Phases, state: State, phase: int, received: Scores | None) -> tuple[Scores, ...]:
-    """Scores of what clients would deploy in a phase on the test examples of each; `received` are those of its own."""
+    """Scores of what clients would deploy in a phase, on each phase's test examples; `received` on those of `phase`."""
     return tuple(
         received if on == phase and received is not None else _on_host(engine.evaluate(phases.tested(phase, on), state))
         for on in range(len(phases.parts))
@@ -246,7 +246,7 @@ def _on_phases(engine: Engine, phases: Phases, state: State, phase: int, receive
 
 
 def _in_the_middle(received: Scores | None, trained: Scores, outcome: Outcome) -> Scores:
-    """Scores of a round by the protocol `before_aggregation`; `received` are those before it, None if all trained."""
+    """Scores of a round by the protocol `before_aggregation`; `received` are from before it, None if all trained."""
     members = np.zeros(trained.shape, bool)
     np.put_along_axis(members, np.asarray(outcome.cohort.clients), np.asarray(outcome.finite), axis=-1)
     trained = dataclasses.replace(trained, train=None)

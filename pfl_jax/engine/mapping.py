@@ -121,7 +121,7 @@ def map_places(
 
 
 def on_each_device(fn: Callable[..., tuple[PyTree, PyTree]], mesh: Mesh | None, specs: PyTree) -> Callable[..., Any]:
-    """Function of all devices for fn(shared, places [W, ...]) -> (rows [W, ...], sums) of one of them.
+    """Function of all devices from a function of one device, fn(shared, places [W, ...]) -> (rows [W, ...], sums).
 
     It takes places [D, W, ...], and gives rows [D, W, ...], row d on device d, and the sums over all devices.
     """
@@ -303,7 +303,7 @@ def _no_rows(like: PyTree, size: int) -> PyTree:
 
 
 def _with_rows(table: PyTree, places: jax.Array, rows: PyTree) -> PyTree:
-    """The table with these rows in these places; those beyond its end are left out."""
+    """The table with these rows in these places; places beyond its end are left out."""
     return jax.tree.map(lambda leaf, row: leaf.at[places].set(row, mode="drop"), table, rows)
 
 

@@ -72,9 +72,9 @@ class PlacedData:
         return dataclasses.replace(self, frozen=replicate(frozen, self.mesh))
 
     def assign_devices(self, clients: jax.Array, devices: int) -> jax.Array:
-        """Positions in `clients` [M], N in free places, of those that each device owns, in their order: int32 [D, W].
+        """Positions in `clients` [M], with N in free places, of each device's own clients, in order: int32 [D, W].
 
-        M in free places, which are the last ones of a device. W is the largest number that a device can own.
+        A device's last places are free and have M. W is the largest number of clients that a device can own.
         """
         owned = jnp.append(self.owner, -1)[clients] == jnp.arange(devices)[:, None]
         width = min(len(clients), self.own.train_index.shape[1])

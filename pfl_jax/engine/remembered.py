@@ -13,7 +13,7 @@ from pfl_jax.base import Method
 from pfl_jax.schedules import MethodSchedule
 
 MakeMethod: TypeAlias = Callable[..., Method | MethodSchedule]
-"""Function of hyper-parameters, as keyword arguments that may be traced, that gives a method or schedule."""
+"""Function that gives a method or schedule for hyper-parameters, which are keyword arguments and may be traced."""
 
 REMEMBERED = 8
 """Number of results that `remembered` keeps; the least recently used one is dropped."""
@@ -88,7 +88,7 @@ _PLAIN = (int, float, complex, str, bytes, types.NoneType, np.generic)
 
 
 def remembered(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Decorate a function so that it returns the same object for the same arguments, the last `REMEMBERED` of them.
+    """Decorate a function so that it returns the same object for the same arguments; `REMEMBERED` are kept.
 
     Arguments that cannot be hashed, such as a setting that is an array, are not remembered.
     """

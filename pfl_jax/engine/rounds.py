@@ -194,7 +194,7 @@ class RoundProgram:
         rows: PyTree,
         numbers: jax.Array | np.ndarray,
     ) -> PyTree:
-        """Rows [D, W, ...] of fn(method, data, client, model that it would deploy); `numbers` of the turns."""
+        """Rows [D, W, ...] of fn(method, data, client, model that the client would deploy); `numbers` as in `Turns`."""
         method = self.method_of(jnp.maximum(rounds - 1, 0))
 
         def deploy(own, data, shared, index, state):
@@ -240,7 +240,7 @@ class RoundProgram:
         return None if mixed is None else mixed.members(self.network or 0, num_clients)
 
     def assign_devices(self, data: Federation, clients: jax.Array) -> tuple[jax.Array | np.ndarray, jax.Array, Places]:
-        """Places on the devices for those among some clients [M], ascending, that have this network.
+        """Places on the devices for the clients with this network, among `clients` [M], ascending.
 
         Returns:
           Positions [W] of these clients in `clients`, ascending, M in free places; the devices' places [D, W], as
@@ -278,8 +278,8 @@ class RoundProgram:
     ) -> tuple[Any, PyTree]:
         """Rows [D, W, ...] and sums of fn(method, data, shared, client, *rows of the client).
 
-        The method is that of an attacker, or of an honest client, in the run with this key; None: all are honest. With
-        turns, `shared` begins with the server's state, in whose place each client gets its own.
+        In the run with this key, a client's method is an attacker's or an honest client's; None: all are honest. With
+        turns, `shared` begins with the server's state, and each client gets its own instead.
         """
         settings, mesh, is_attacker = self.settings, data.mesh or self.mesh, None
         if key is not None and round(settings.attackers * data.num_clients):
@@ -311,7 +311,7 @@ class RoundProgram:
 
 
 def _turn(before: str) -> Callable[..., tuple[PyTree, PyTree]]:
-    """Turn of a client before a stage, a field of `HandOver`: what it has then, and what it passes on."""
+    """Turn of a client before a stage, a field of `HandOver`: the state it then has, and the state it passes on."""
 
     def take(own, data, shared, index, state, present=True, late=None):
         server, key = shared
@@ -338,7 +338,7 @@ def _of_loss(task: Task) -> Task:
 
 
 def _scored(method: Method, data: FederatedData, client: jax.Array, personal: Personal, *, training: bool = False):
-    """Scores of a client's model on all of its examples; of those for training the loss alone, if it is wanted."""
+    """Scores of a client's model on all of its examples; on training examples only the loss, if it is wanted."""
 
     def on(split, task):
         return score(checked_predict(method, data), personal, client_data(data, client, split), task)

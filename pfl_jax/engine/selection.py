@@ -1,4 +1,4 @@
-"""Choice of the clients of a round: with which weights they are drawn, and what that means for the server's means."""
+"""Choice of the clients of a round: the weights of their draw, and its effect on the server's means."""
 
 import functools
 from collections.abc import Callable
@@ -18,14 +18,14 @@ from pfl_jax.validation import Count, Words, check_arguments
 Weights: TypeAlias = Callable[[PRNGKey, jax.Array, jax.Array, jax.Array, int], jax.Array]
 """(key of the round, round from 0, counts [N], losses [N], size M) -> nonnegative weights [N] of the draw.
 
-counts are training examples. losses are those of each client's model right after its own last local training, on its
-training examples, by the task's loss; infinity for clients that were never trained, and for all if the `Selection` does
-not read them. M clients are drawn without replacement, each with a probability in proportion to its weight among those
-that are left; clients of weight zero, or NaN, only where others do not suffice. So weights of exactly M clients choose.
+counts are training examples. losses are the task's loss of each client's model right after its last local training, on
+its training examples; infinity for clients that were never trained, and for all if the `Selection` reads no losses. M
+clients are drawn without replacement, in proportion to their weights among the remaining ones. Clients of weight zero
+or NaN are drawn only if others do not suffice: nonzero weights of exactly M clients choose them.
 """
 
 FIRST = 1e30
-"""Weight of clients that are drawn before all others of usual weights, and at random among them."""
+"""Weight of clients that are drawn before all others with usual weights, in random order."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Selection:
 
     Attributes:
       weights: see `Weights`.
-      losses: whether it reads losses, which are then measured for every client that trains.
-      equal: whether each client's weight in the means that the server computes is divided by its number of examples,
-        since it is drawn in proportion to that: the expectation is then the mean over all clients as the method weighs
-        them. Not in rounds in which all clients take part. Exact means (`pfl_jax.base.Exact`), updates that were
-        clipped for privacy, and parts of messages that are no `Mean` stay as they are.
+      losses: whether `weights` reads losses, which are then measured for every client that trains.
+      equal: whether a client's weight in the server's means is divided by its number of examples, because the client is
+        drawn in proportion to that number: the expectation is then the mean over all clients with the method's weights.
+        Rounds in which all clients take part are unchanged, and so are exact means (`pfl_jax.base.Exact`), updates that
+        were clipped for privacy, and parts of messages that are not a `Mean`.
     """
 
     weights: Weights
@@ -69,7 +69,7 @@ uniform = Selection(_uniform, losses=False)
 by_size = Selection(_by_size, losses=False, equal=True)
 """In proportion to numbers of examples, with equal weights in the means (Li et al. 2020, Scheme I, with replacement).
 
-Li, Huang, Yang, Wang, Zhang. On the Convergence of FedAvg on Non-IID Data. ICLR 2020. Here nobody is drawn twice, so
+Li, Huang, Yang, Wang, Zhang. On the Convergence of FedAvg on Non-IID Data. ICLR 2020. Here no client is drawn twice, so
 that large clients are drawn a little less often than in proportion.
 """
 
@@ -77,7 +77,7 @@ by_loss = Selection(_by_loss)
 """In proportion to last training losses; clients that were never trained come first."""
 
 round_robin = Selection(_round_robin, losses=False)
-"""M clients after another, in the order of their numbers: everybody has taken part after ceil(N / M) rounds."""
+"""The next M clients in the order of their numbers: all have taken part after ceil(N / M) rounds."""
 
 
 @functools.cache
@@ -96,8 +96,8 @@ def power_of_choice(candidates: Count) -> Selection:
       Strategies. arXiv 2010.01243, 2020. The variant rpow-d, in which candidates report losses of their last training.
 
     Deviations:
-      The loss is that of the model right after the client's last local training; the paper takes the mean over the
-      mini-batches of that training. In both, clients that never took part have an infinite one.
+      The loss is measured right after the client's last local training; the paper takes the mean over the
+      mini-batches of that training. In both, clients that never took part have an infinite loss.
     """
 
     def weights(key, round_index, counts, losses, size):
@@ -121,7 +121,7 @@ SELECTIONS = Words(tuple(PLAIN), {"power_of_choice": Count})
 
 
 def named(text: str) -> Selection:
-    """Selection of a text such as "by_size" or "power_of_choice:10"; InvalidInput for any other."""
+    """Selection for a text such as "by_size" or "power_of_choice:10"; InvalidInput for any other."""
     name, number = SELECTIONS.parse(text, "select")
     return PLAIN[name] if number is None else power_of_choice(int(number))
 
@@ -129,11 +129,11 @@ def named(text: str) -> Selection:
 def method_in_cohort(
     method: Method, selection: Selection | None, cohort: Cohort, data: FederatedData, client: jax.Array | int
 ) -> Method:
-    """Method of a client of a cohort: with the weights of `Selection.equal`; one without examples sends zeros.
+    """Method of a client in a cohort, with the weights of `Selection.equal`; a client without examples sends zeros.
 
     Args:
       method: the method.
-      selection: by which the cohort was drawn; None for a uniform draw.
+      selection: selection by which the cohort was drawn; None for a uniform draw.
       cohort: the cohort.
       data: the federation, as a device has it.
       client: number of the client.

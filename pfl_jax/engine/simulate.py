@@ -72,8 +72,8 @@ def run(
 
     The compiled programs of the last methods are kept: another run of the same method (the same object, not an equal
     one) compiles nothing, whatever the key, the state, the number of rounds or, with `hyper_parameters`, their values.
-    If a NumPy array or a number that the method's functions close over has changed, it compiles anew. An `engine` of
-    your own keeps such values from its first run. JAX keeps the first values of a float64 array, which it rounds.
+    If a NumPy array or a number that the method's functions close over has changed, the run compiles anew. An `engine`
+    of your own keeps such values from its first run. JAX keeps the first values of a float64 array, which it rounds.
 
     Args:
       method: the method; the method of several networks that `pfl_jax.mixed` makes; or a schedule, a function from the
@@ -89,8 +89,8 @@ def run(
         nothing; all other values, such as whole numbers and texts, are constants of the programs.
       state: state to continue from, instead of a new one initialized from the key; a state carries its own key.
       mesh: devices to spread the clients over, see `client_mesh`. None uses the default device, or the mesh of
-        `PlacedData`. A CPU is one device, whatever cores it has, unless the variable JAX_NUM_CPU_DEVICES says
-        how many; a log record says so once where cores are idle.
+        `PlacedData`. A CPU is one device, however many cores it has, unless the variable JAX_NUM_CPU_DEVICES sets a
+        number; a log record says so once if cores are idle.
       state_on: storage of the clients' states between rounds. "host", the host's memory, and "disk", a file, move the
         cohort's states to the device for each round, and all clients' states in blocks for each evaluation. The results
         are the same. "disk" is for one process.
@@ -130,7 +130,7 @@ def run(
     frozen = at_round(made, 0).frozen
 
     def moved(data):
-        # Once, not at each evaluation; clients that belong to devices are there already.
+        # Moved once, not at each evaluation; data of clients that belong to devices are on them already.
         data = data.with_frozen(frozen)
         return data if data.mesh else replicate(data, mesh)
 
@@ -167,11 +167,11 @@ def run(
 
 
 def _check_phases(phases: Phases | None, settings: Settings, newcomers: Federation | None) -> None:
-    """Raise InvalidInput for what cannot be measured where the data change."""
+    """Raise InvalidInput for what cannot be measured on data that change."""
     if phases is None:
         return
     if settings.patience is not None:
-        raise InvalidInput("patience compares rounds by the same examples, and those of phases change")
+        raise InvalidInput("patience compares rounds by the same examples, but in phases the examples change")
     if newcomers is not None:
         raise InvalidInput("newcomers cannot be given with phases: hold clients out as a phase in which they join")
     if settings.rounds <= phases.starts[-1]:

@@ -1,7 +1,7 @@
 """Storage of the clients' states between rounds: the device, the host's memory, or a file.
 
-A `ClientStore` reads the rows of the clients that a device trains or evaluates, and writes those of a cohort. Nothing
-else knows where rows are. On the host and on disk, a process stores only the rows of its own clients, memory holds only
+A `ClientStore` reads the rows of the clients that a device trains or evaluates, and writes a cohort's rows. No other
+code knows where rows are. On the host and on disk, a process stores only the rows of its own clients, memory holds only
 blocks of them while all clients are initialized or evaluated, and evaluation sends no rows between processes.
 """
 

@@ -30,7 +30,7 @@ from pfl_jax.validation import Count, check_arguments
 
 
 class OverRuns(NamedTuple):
-    """Turns a function of one run into one of R runs, whose arguments and results have a leading axis R.
+    """Transformation of a function of one run into one of R runs, whose arguments and results have a leading axis R.
 
     In the data, the clients' tables are [R, ...]; the pool of examples is shared by all runs.
 
@@ -166,7 +166,7 @@ def _on_devices(
 def bytes_of_runs(make_method: MakeMethod, data: FederatedData, settings: Settings, values: Mapping[str, float]) -> int:
     """Estimated bytes that each run of a sweep adds, computed from shapes.
 
-    Two copies of the state (a round writes the next state before it frees the previous one) and the run's own tables.
+    These are two copies of the state (a round writes the next one before it frees the last) and the run's own tables.
     Temporary memory of local training is not included: it is needed once for each device and each run under one vmap.
 
     Args:

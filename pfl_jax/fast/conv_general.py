@@ -42,7 +42,7 @@ def conv_general(
         return jnp.moveaxis(y, 0, 3).reshape(*y.shape[1:4], -1)
     outputs = _outputs(x, kernel, strides, padding, dilation)
     if max(strides) > 1:
-        # With stride 1, its kernel has zeros in between.
+        # With stride 1, the dilated kernel has zeros between its elements.
         spread = [(0, 0, step - 1) for step in dilation]
         kernel = jax.lax.pad(kernel, jnp.zeros((), kernel.dtype), (*spread, (0, 0, 0), (0, 0, 0)))
         return conv2d(*_as_one_pixel(x, kernel, strides, padding, outputs), precision=precision)

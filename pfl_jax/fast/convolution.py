@@ -112,7 +112,7 @@ def _define_gradients(operation: Primitive, first: Callable[..., Any], second: C
     """Define the adjoints of a map of a and b: first(t, b) with respect to a, second(t, a) with respect to b."""
 
     def for_all(gradient, operand):
-        # The gradient of an operand shared by all clients is the sum of theirs.
+        # The gradient of an operand shared by all clients is the sum of the clients' gradients.
         return jnp.sum(gradient, 0, keepdims=True) if operand.aval.shape[0] < len(gradient) else gradient
 
     def of_first(t, a, b, **parameters):

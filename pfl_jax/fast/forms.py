@@ -16,8 +16,8 @@ _LAYOUT = ("NHWC", "HWIO", "NHWC")
 # holds 16 floats) and at least twice as many output channels.
 _CHANNELS = 16
 
-# With fewer channels, XLA's convolution of pairs of columns is the fastest in jax 0.10; from 0.11 on it is a matrix
-# product over bands of columns is (docs/performance.md).
+# With fewer channels, XLA's convolution of pairs of columns is the fastest in jax 0.10; from 0.11 on, a matrix product
+# over bands of columns is (docs/performance.md).
 _BANDS = jax.__version_info__ >= (0, 11)
 _BAND = 4
 

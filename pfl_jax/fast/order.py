@@ -13,7 +13,7 @@ ACTIVATIONS = (jax.nn.relu, jax.nn.leaky_relu, jax.nn.relu6, jax.nn.elu, jax.nn.
 
 
 def pool_first(jaxpr: core.Jaxpr) -> core.Jaxpr:
-    """Jaxpr in which max pooling comes before the biases and activations whose results it alone reads.
+    """Jaxpr in which max pooling comes before the biases and activations whose results only the pooling reads.
 
     The outputs are the same, up to the rounding of activations other than ReLU and leaky ReLU. Where the sum with the
     bias rounds two elements of a window to the same value, the gradient goes to the larger instead of the first.
@@ -47,7 +47,7 @@ def pool_first(jaxpr: core.Jaxpr) -> core.Jaxpr:
 
 
 Step = tuple[Callable[..., jax.Array], Any, list[Any]]
-"""A function, its input in a jaxpr that is pooled instead, and its other inputs."""
+"""A function, the input in a jaxpr that is pooled instead of the result, and the function's other inputs."""
 
 
 def _added(equation: Any, pool: Any) -> Step | None:

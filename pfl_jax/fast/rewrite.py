@@ -61,7 +61,7 @@ def fast(function: Callable[..., Any]) -> Fast:
 
 
 def with_fast(*names: str) -> Callable[[type[Record]], type[Record]]:
-    """Decorator of a `NamedTuple`: whenever one is made, the functions in some of its fields become fast ones.
+    """Decorator of a `NamedTuple`: whenever an instance is made, the functions in some of its fields become fast.
 
     Args:
       names: names of the fields; a field that is None stays None.

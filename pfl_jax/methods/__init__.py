@@ -141,7 +141,7 @@ def make_method(
     recipe = {field.name for field in fields(LocalTraining)} & values.keys()
     check_value("training", training, LocalTraining | None)
     training = training or default_training(factory)
-    # Copied only for changes: a copy no longer counts as a plain LocalTraining(), of which factories warn.
+    # Copied only for changes: a copy no longer counts as a plain LocalTraining(), about which factories warn.
     training = training.replace(**{name: values.pop(name) for name in recipe}) if recipe else training
     recipes = [
         recipe(**{field.name: values.pop(field.name) for field in fields(recipe) if field.name in values})

@@ -17,7 +17,7 @@ from pfl_jax.validation import NotNegative
 
 
 class AFLMessage(NamedTuple):
-    """Message of a client: the model that it trained, and the loss of the one that it received."""
+    """Message of a client: the model that it trained, and the loss of the model that it received."""
 
     params: Mean
     loss: jax.Array
@@ -48,10 +48,10 @@ def afl(model: Model, training: LocalTraining = LocalTraining(), *, weight_lr: N
       Mohri, Sivek, Suresh. Agnostic Federated Learning. ICML 2019. The algorithm Stochastic-AFL.
 
     Deviations:
-      Clients take E epochs between two averages, the paper one step. The weights of absent clients stay, and those of
-      a round's clients keep their sum. lambda sees losses on all examples of a client, as the released code of q-FedAvg
-      has it for whole batches (github.com/litian96/fair_flearn, commit f097971). Deployed is the last w, where the
-      paper and that code average those of all rounds.
+      Clients take E epochs between two averages, the paper one step. The weights of absent clients do not change, and
+      those of a round's clients keep their sum. lambda takes losses on all examples of a client, as in the released
+      code of q-FedAvg for whole batches (github.com/litian96/fair_flearn, commit f097971). Clients deploy the last w;
+      the paper and that code average the w of all rounds.
     """
     base = fedavg(model, training)
 
@@ -63,7 +63,7 @@ def afl(model: Model, training: LocalTraining = LocalTraining(), *, weight_lr: N
         total = jnp.sum(jnp.where(cohort.present, clients, 0.0))
         moved = clients + cohort.num_clients * weight_lr * messages.loss
         highest = jnp.max(jnp.where(cohort.present, moved, -jnp.inf))
-        # More than `total` below the highest, a weight is zero.
+        # A weight that is more than `total` below the highest is zero.
         moved = jnp.where(cohort.present, moved - highest, -2 * total)
         weights = optax.projections.projection_simplex(moved / jnp.where(total > 0, total, 1.0)) * total
         return choose(messages.params.weight > 0, messages.params.value, server), weights, {"weights": weights}

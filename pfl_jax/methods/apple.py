@@ -159,11 +159,11 @@ def apple(
     Deviations:
       In the paper all clients take part in every round, and each stores the core models of all others. Here a client
       meets only the clients of its cohorts: it stores the first `peers` that it meets, each with the latest model that
-      it has seen, and p_0 covers these and itself. A client that has met nobody trains its core model alone (p_ii = 1);
-      in the released code all clients download all models before their first training. If fewer downloads are allowed,
-      that code draws them by relations. Its regularizer has no factor 1/2, as here; the paper has mu / 2. Core models
-      start equal (released: at random). The second and the third full-batch round of three clients agree with the
-      released training function (github.com/ljaiverson/pFL-APPLE, commit 8078196) to 1e-6. There, SGD has no weight
+      it has seen, and p_0 covers these and itself. A client that has met no other trains its core model alone (p_ii =
+      1); in the released code all clients download all models before their first training. If fewer downloads are
+      allowed, that code draws them by relations. Its regularizer has no factor 1/2, as here; the paper has mu / 2. Core
+      models start equal (released: at random). The second and the third full-batch round of three clients agree with
+      the released training function (github.com/ljaiverson/pFL-APPLE, commit 8078196) to 1e-6. There, SGD has no weight
       decay; here it has the recipe's. In PFLlib the gradient of a relation is a mean over parameters, and the learning
       rate is multiplied by the number of clients.
     """

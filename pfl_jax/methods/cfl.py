@@ -1,4 +1,4 @@
-"""Clusters of clients that split where their changes point in different directions (Sattler, Müller, Samek 2021)."""
+"""Clusters of clients that split where the clients' changes disagree in direction (Sattler, Müller, Samek 2021)."""
 
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -24,7 +24,7 @@ class CFLServer(NamedTuple):
     """State of the server.
 
     Attributes:
-      models: of the clusters, leaves [k, ...]; those of clusters that do not exist yet are initial models.
+      models: the clusters' models, leaves [k, ...]; clusters that do not exist yet have initial models.
       used: number of clusters that exist, int32.
       rounds: number of completed rounds, int32.
     """
@@ -43,8 +43,8 @@ def second_halves(similarity: jax.Array, together: jax.Array, linkage: Linkage) 
     Args:
       similarity: [M, M], symmetric.
       together: [M, M], bool: whether two clients are in one cluster; symmetric. A client that is not together with
-        itself is in none.
-      linkage: similarity of two groups of clients: the largest or the smallest one of their clients.
+        itself is in no cluster.
+      linkage: similarity of two groups of clients: the largest or the smallest similarity of their clients.
 
     Returns:
       [M], bool: whether a client is in the group without its cluster's first client.
@@ -54,7 +54,7 @@ def second_halves(similarity: jax.Array, together: jax.Array, linkage: Linkage) 
 
     def merge(_, carry):
         similarity, first = carry
-        # A group is the row of its first client.
+        # The row of its first client stands for a group.
         alive = first == jnp.arange(size)
         groups = jnp.sum(together & alive, axis=1)
         allowed = together & alive & alive[:, None] & (groups > 2) & ~jnp.eye(size, dtype=bool)
@@ -81,7 +81,7 @@ def cfl(
     warmup_rounds: Epochs = 20,
     linkage: Linkage = "single",
 ) -> Method:
-    r"""CFL: federated averaging inside clusters, which split in two where the clients of one disagree.
+    r"""CFL: federated averaging inside clusters, which split in two where their clients disagree.
 
         D_i = change of client i in E epochs of SGD from its cluster's model w_c;   w_c <- w_c + mean of its D_i
         split cluster c, if  ||mean of its D_i|| < mean_norm  and  max of its ||D_i|| > largest_norm,
@@ -119,7 +119,7 @@ def cfl(
     Deviations:
       Only the paper's abstract and the released code (github.com/felisat/clustered-federated-learning, commit 23a1c38)
       were available, so the equation of the split is not checked against the paper. There all clients take part in
-      every round; here those of a cohort decide, and clients that are absent from a split stay in the part that keeps
+      every round; here a cohort's clients decide, and clients that are absent from a split stay in the part that keeps
       the number. The number of clusters is bounded, so that the server stores k models and not one for each client. The
       released code averages clients equally, lowers the learning rate by 1 % in every round and uses complete linkage;
       its thresholds 0.4 and 1.6 and its 20 rounds are for ten clients of EMNIST, lr 0.1 and momentum 0.9. Three

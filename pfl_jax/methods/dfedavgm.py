@@ -17,7 +17,7 @@ from pfl_jax.streams import COMPRESSION
 from pfl_jax.validation import Range
 
 EXACT = 32
-"""Bits of a number that is sent as it is."""
+"""Bits of a number that is sent unchanged."""
 
 
 class DFedAvgMClient(NamedTuple):
@@ -26,7 +26,7 @@ class DFedAvgMClient(NamedTuple):
     Attributes:
       params: its model w_i.
       start: the model from which its latest local training started.
-      identity: fingerprint of its data, its place in the graph.
+      identity: fingerprint of its data, which gives its place in the graph.
     """
 
     params: Params
@@ -48,7 +48,7 @@ def dfedavgm(
         w_i <- sum_j W_ij z_j                      with 32 bits, or
         w_i <- w_i + sum_j W_ij Q(z_j - w_j)       with fewer
 
-    W is that of `dsgd`, and Q rounds at random, without bias, to numbers of so many bits
+    W is the matrix of `dsgd`, and Q rounds at random, without bias, to numbers of `bits` bits
     (`pfl_jax.primitives.compressors.quantizing_compressor`).
 
     Args:
@@ -71,8 +71,8 @@ def dfedavgm(
     Deviations:
       Written from the abstract and the algorithms as other papers and code restate them; the text was not available.
       The levels of Q span each array's largest change, where the paper has a fixed step. Changes alone do not draw
-      models together: those of clients that start apart stay apart. The paper does not say what absent clients do: here
-      they keep their models.
+      models together: models that start apart stay apart. The paper does not say what absent clients do: here they keep
+      their models.
     """
     base = dsgd(model, training, topology=topology)
     coder = quantizing_compressor(bits)

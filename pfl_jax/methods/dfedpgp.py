@@ -44,8 +44,8 @@ def dfedpgp(
     Args:
       training: recipe of local training of the backbone; also of the head, except for `head_lr` and `head_epochs`.
       topology: graph of a round's clients, as in `osgp`.
-      head_lr: learning rate of the head; None for that of the backbone.
-      head_epochs: local epochs of the head in a round, before those of the backbone.
+      head_lr: learning rate of the head; None for the backbone's.
+      head_epochs: local epochs of the head in a round, before the backbone's.
 
     Returns:
       A `Method`. The server keeps nothing but the initial model, a client a `DFedPGPClient`.
@@ -63,8 +63,8 @@ def dfedpgp(
 
     Deviations:
       Written from reimplementations in public code, which differ in where the weight s_i enters a step of u_i; neither
-      the paper's text nor code of its authors was available. Here steps are those of z_i, as in `osgp`, which is the
-      same for one step. The head is trained on precomputed features, as in `fedrep`.
+      the paper's text nor code of its authors was available. Here u_i takes the steps of z_i, as in `osgp`, which is
+      the same for one step. The head is trained on precomputed features, as in `fedrep`.
     """
     base = fedrep(model, training, head_lr=head_lr, head_epochs=head_epochs)
 

@@ -1,4 +1,4 @@
-"""Sparse personal models, mixed with neighbors' where both have an entry (Dai et al. 2022)."""
+"""Sparse personal models, mixed with the neighbors' models where both have an entry (Dai et al. 2022)."""
 
 import math
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from pfl_jax.validation import AboveZero, Count, Fraction
 
 
 class DisPFLServer(NamedTuple):
-    """What all clients start from: the initial model, and the mask of its entries that they have."""
+    """Start of all clients: the initial model, and the mask of its entries that they have."""
 
     params: Params
     mask: PyTree
@@ -33,8 +33,8 @@ class DisPFLClient(NamedTuple):
     Attributes:
       params: its model w_i, zero outside its mask.
       mask: m_i, which entries it has (bool).
-      rounds: in how many it has trained, int32 scalar.
-      identity: fingerprint of its data, its place in the graph.
+      rounds: number of rounds in which it has trained, int32 scalar.
+      identity: fingerprint of its data, which gives its place in the graph.
     """
 
     params: Params
@@ -44,7 +44,7 @@ class DisPFLClient(NamedTuple):
 
 
 class DisPFLMessage(NamedTuple):
-    """Message of a client: the model that it trained, and the mask under which it did."""
+    """Message of a client: its trained model, and the mask of this training."""
 
     params: Params
     mask: PyTree
@@ -61,7 +61,7 @@ def masked(mask: PyTree, params: PyTree) -> PyTree:
 
 
 def largest(scores: jax.Array, count: jax.Array) -> jax.Array:
-    """Which entries of an array are its `count` largest: bool; of equal ones the first."""
+    """Mask of the `count` largest entries of an array, bool; of equal entries the first ones."""
     ranks = jnp.argsort(jnp.argsort(-scores.ravel(), stable=True))
     return (ranks < count).reshape(scores.shape)
 
@@ -79,7 +79,7 @@ def layer_densities(params: PyTree, density: float | jax.Array) -> list[jax.Arra
     sizes = jnp.array([leaf.size for leaf in leaves], jnp.float32)
     ratios = jnp.array([sum(leaf.shape) / leaf.size if leaf.ndim else 1.0 for leaf in leaves])
     order = jnp.argsort(-ratios)
-    # With the k arrays of largest ratio whole, for every k: epsilon of the others.
+    # For every k: epsilon of the other arrays if the k arrays of largest ratio are whole.
     whole = jnp.cumsum(sizes[order]) - sizes[order]
     rest = jnp.cumsum((ratios * sizes)[order][::-1])[::-1]
     epsilons = (density * jnp.sum(sizes) - whole) / rest
@@ -89,7 +89,7 @@ def layer_densities(params: PyTree, density: float | jax.Array) -> list[jax.Arra
 
 
 def first_mask(key: PRNGKey, params: PyTree, density: float | jax.Array) -> PyTree:
-    """Random entries of each array, as many as `layer_densities` says, rounded down; of statistics all.
+    """Random mask with as many entries of each array as `layer_densities` says, rounded down; all of statistics.
 
     Args:
       key: random key.
@@ -99,7 +99,7 @@ def first_mask(key: PRNGKey, params: PyTree, density: float | jax.Array) -> PyTr
     leaves, structure = jax.tree.flatten(params)
     keys, densities = jax.random.split(key, len(leaves)), layer_densities(params, density)
     chosen = [
-        # The small constant prevents that a whole number is rounded down.
+        # The small constant prevents a whole number from being rounded down.
         largest(jax.random.uniform(key, leaf.shape), jnp.floor(share * leaf.size + 1e-3))
         for key, leaf, share in zip(keys, leaves, densities, strict=True)
     ]
@@ -107,7 +107,7 @@ def first_mask(key: PRNGKey, params: PyTree, density: float | jax.Array) -> PyTr
 
 
 def next_mask(mask: PyTree, params: PyTree, gradient: PyTree, rate: float | jax.Array) -> PyTree:
-    """Mask without a share of its smallest entries, and with as many others of largest gradient, array by array.
+    """Mask with a share of its smallest entries replaced by as many others of largest gradient, array by array.
 
     Args:
       mask: m_i, a tree of bool arrays.
@@ -138,7 +138,7 @@ def dispfl(
 
         w'_i = E epochs of SGD from w_i on the entries of m_i
         m'_i = m_i without its smallest |w'_i|, and with as many entries whose gradient of CE at w'_i is largest
-        w_i  = m'_i (sum_j w'_j) / (sum_j m_j),  entry by entry over i and its neighbors;  0 where nobody has the entry
+        w_i  = m'_i (sum_j w'_j) / (sum_j m_j),  entry by entry over i and its neighbors;  0 where none has the entry
 
     In each array a share (anneal / 2) (1 + cos(pi t / anneal_rounds)) of the mask's entries is exchanged in round t of
     the client. With density = 1 on the full graph, and clients of equal sizes, this is `fedavg`.
@@ -148,7 +148,7 @@ def dispfl(
       topology: graph of a round's clients, as in `dsgd`.
       density: share of the model's entries that each client has; arrays with few entries keep more of them.
       anneal: share of a mask's entries that is exchanged at the beginning, alpha_0 of the paper.
-      anneal_rounds: rounds after which masks stay as they are; the paper takes those of the run.
+      anneal_rounds: rounds after which masks stay unchanged; in the paper the run's number of rounds.
 
     Returns:
       A `Method`. The server keeps nothing but the start of all clients, a `DisPFLServer`; a client a `DisPFLClient`.
@@ -167,11 +167,11 @@ def dispfl(
       (github.com/rong-dai/DisPFL, commit e2f47d4), whose defaults are density and anneal.
 
     Deviations:
-      That code (1) draws the neighbors of each client anew in every round, unlike on both ends of a link; (2) takes the
+      That code (1) draws each client's neighbors anew in every round, differently at both ends of a link; (2) takes the
       gradient of one mini-batch, here of all examples; (3) scales gradients down to a norm of 10, which is `clip_norm`
-      here; (4) mixes before training: the models after mixing are those that `received` scores; (5) clients that do not
+      here; (4) mixes before training: `received` scores the models after mixing; (5) lets clients that do not
       communicate train on, here they do not take part. Bytes are counted for whole arrays with a byte for each entry of
-      the mask; of a sparse model the share `density` of them is sent. Three full-batch rounds of six clients on the
+      the mask; a sparse model would send the share `density` of them. Three full-batch rounds of six clients on the
       full graph agree with that code's functions: the same masks, and models to 6e-8 of an update.
     """
     loss = supervised_loss(model)
@@ -219,7 +219,7 @@ def dispfl(
 
 
 def _overlap(masks: PyTree, present: jax.Array) -> jax.Array:
-    """Number of entries that all present clients have, over that of those that some have."""
+    """Number of entries that all present clients have, divided by the number of entries that any of them has."""
 
     def counted(mask):
         here = jnp.expand_dims(present, range(1, mask.ndim))

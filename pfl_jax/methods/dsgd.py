@@ -15,7 +15,7 @@ from pfl_jax.primitives.topology import Topology, consensus_distance, graph_link
 
 
 class Peer(NamedTuple):
-    """State of a client without a server: its model, and the fingerprint of its data, its place in the graph."""
+    """State of a client without a server: its model, and the fingerprint of its data, for its place in the graph."""
 
     params: Params
     identity: jax.Array
@@ -38,13 +38,13 @@ def graph_info(links: jax.Array, models: PyTree, present: jax.Array) -> Info:
 
 @method_factory
 def dsgd(model: Model, training: LocalTraining = LocalTraining(), *, topology: Topology = "ring") -> Method:
-    """D-SGD: there is no server; each client trains its model and mixes it with those of its neighbors.
+    """D-SGD: there is no server; each client trains its model and mixes it with its neighbors' models.
 
         z_i = E epochs of SGD from w_i on CE;   w_i = sum_j W_ij z_j,   W_ij = 1 / (1 + max(deg_i, deg_j))
 
     over the neighbors j of i in a graph of the present clients, with the rest of the weight on i itself. On the full
     graph all clients have the same weight: with clients of equal sizes this is `fedavg`. Clients that do not take part
-    keep their models; one whose message does not arrive keeps what it has trained.
+    keep their models; a client whose message does not arrive keeps its trained model.
 
     Args:
       training: recipe of local training.

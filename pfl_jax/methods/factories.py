@@ -192,16 +192,16 @@ RECIPES: dict[type, Callable[[Method, Any], Method]] = {
     ServerOptimizer: server_optimized,
 }
 """Recipes of wrappers and the wrappers, in the order in which `pfl_jax.make_method` applies them. The server's
-optimizer is outermost: it steps toward the mean that all the others made."""
+optimizer is outermost: it steps toward the mean that all other wrappers made."""
 
 
 def recipes_of(factory: Callable[..., Method]) -> list[type]:
     """Recipes of RECIPES that apply to a factory's methods, whose hyper-parameters include the recipes' fields.
 
     `privacy` and `server_is_mean` of a method for a linear model decide on `ClientPrivacy` and `ServerOptimizer`, which
-    are left out if the factory cannot make one. `Compression` and `ServerMean` always apply: whether messages have the
-    `Mean` that they need shows only when a method runs. A recipe with a field that is also an argument of the factory
-    is left out.
+    are left out if the factory cannot make such a method. `Compression` and `ServerMean` always apply: whether messages
+    have the `Mean` that they need shows only when a method runs. A recipe with a field that is also an argument of the
+    factory is left out.
     """
     own = arguments(factory).keys()
     try:
@@ -217,7 +217,7 @@ def recipes_of(factory: Callable[..., Method]) -> list[type]:
 def default_training(factory: Callable[..., Method]) -> LocalTraining:
     """Default recipe of local training of a factory; InvalidInput if it has none.
 
-    A method that wraps another with a special default, such as `fedas`, takes it over by
+    A method that wraps another with a special default, such as `fedas`, takes this default over by
     `training: LocalTraining = default_training(fedas)`.
     """
     recipe = getattr(inspect.signature(factory).parameters.get("training"), "default", None)

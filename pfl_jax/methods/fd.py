@@ -83,7 +83,7 @@ def fd(model: Model, training: LocalTraining = LocalTraining(), *, lam: NotNegat
     size = model.num_classes
 
     def teacher(server, client):
-        """Mean outputs of the other clients [K, K], and which classes have some [K]."""
+        """Mean outputs of the other clients [K, K], and which classes have such outputs [K]."""
         own = jnp.where(client.round == server.round, client.held, 0.0)
         others = server.holders - own
         total = server.outputs * server.holders[:, None] - own[:, None] * client.outputs

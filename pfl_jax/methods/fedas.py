@@ -151,7 +151,7 @@ def fedas(
       `reduction="batch_means"` and `manner="in_turn"` with `LocalTraining(drop_last=True, shuffle=False)`: the clients
       of a cohort align the server's own copy of the backbone, in the order of their numbers. It scores clients that
       never trained with the initial model; here `trained` has no score for them. Without synchronization clients are
-      weighted by their numbers of examples, by Eq. 1 equally. Eq. 6 sums over d_w entries, in Section 3.1 the head's;
+      weighted by their numbers of examples, in Eq. 1 equally. Eq. 6 sums over d_w entries, in Section 3.1 the head's;
       here over all parameters. Both are as in the released code. The paper gives no equations for the other alignments
       of Fig. 4b: here the parallel manner adds lam times the loss above to the cross entropy, and the global targets
       are FedPAC's (Eq. 17, 19), except for classes that have not occurred in a cohort yet. Its "6-layer CNN" is the

@@ -98,7 +98,7 @@ def fedbn(model: Model, training: LocalTraining = LocalTraining()) -> Method:
     Deviations:
       The paper has batch normalization (`resnet8_bn`, `resnet18_bn`, Flax modules); here group, layer and instance
       normalization stay at the client too. Clients are weighted by their numbers of examples; the paper, whose clients
-      have equally many, takes the plain mean. For equal sizes, the aggregation agrees with the released function
+      have equal numbers, takes the plain mean. For equal sizes, the aggregation agrees with the released function
       (github.com/med-air/FedBN, commit 2fa38ad) to 1e-6.
     """
     return shared_but(is_normalization, model, training)

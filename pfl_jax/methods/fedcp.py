@@ -52,7 +52,7 @@ class Policy(nn.Module):
 
 
 def context(model: Model, head: Head) -> jax.Array:
-    """Client's vector v [d]: the sum over classes of its head's weights, of length 1.
+    """Client's vector v [d]: the sum over classes of its head's weights, scaled to length 1.
 
     It is computed as the gradient of the summed logits at features of zero.
 

@@ -61,7 +61,7 @@ class FedFomoMessage(NamedTuple):
 def combine_models(
     model: Model, client: FedFomoClient, data: ClientData, *, held_out: float, fallback: Fallback
 ) -> tuple[Params, jax.Array]:
-    """Next theta_i, and the weights [1 + D] in it of the previous theta_i and of the D models.
+    """Next theta_i, and its weights [1 + D] of the previous theta_i and of the D models.
 
     Args:
       model: the architecture.
@@ -101,7 +101,7 @@ def fedfomo(
 
     theta_i is the model from which i's previous local training started, L_i the mean cross entropy on held-out
     examples of i that are never trained on, and theta_j are models trained since then: i's own and D - 1 downloaded
-    ones. If none of them is better, `fallback` decides. Downloads are chosen by the affinities p_i, epsilon-greedily.
+    models. If none is better, `fallback` decides. Downloads are chosen by the affinities p_i, epsilon-greedily.
 
     Args:
       training: recipe of local training.
@@ -136,9 +136,9 @@ def fedfomo(
       A client downloads right after a round in which it took part, from that round's cohort. In the released code it
       downloads when it next takes part, from the cohort of the round before; with full participation this is the same.
       Here models and p_i are stored on the client, and the server need not keep models of absent clients. A client's
-      own model is always among those compared and is one of the D, as in the released code, whose commands for five
-      models ask for four others. There, epsilon decreases one round earlier: it is 0.25 at the first downloads of
-      trained models, here 0.3. With participation below 1 all clients train there for one epoch in round 0. The norm is
+      own model is always one of the D models that are compared, as in the released code, whose commands for five models
+      ask for four others. There, epsilon decreases one round earlier: it is 0.25 at the first downloads of trained
+      models, here 0.3. With participation below 1 all clients train there for one epoch in round 0. The norm is
       Euclidean (released: by default the sum of absolute values). Affinities add up the normalized weights, so they
       never decrease (released: negative values count too). Clients compare only models of single clients (released:
       also averages over groups from spectral clustering of the affinities, and the mean of those averages). Clients are

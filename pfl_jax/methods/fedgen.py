@@ -1,4 +1,4 @@
-"""A generator of features on the server, trained to agree with the clients' heads, teaches them (Zhu et al. 2021)."""
+"""Generator of features on the server that agrees with the clients' heads and teaches the clients (Zhu et al. 2021)."""
 
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -27,7 +27,7 @@ class FedGenServer(NamedTuple):
     Attributes:
       params: the shared model; with a shared head alone, this head and the initial backbone of all clients.
       generator: parameters of the `Generator`.
-      moments: state of its optimizer.
+      moments: state of the generator's optimizer.
       shares: [K], shares of the classes in the last cohort's examples; zeros before the first round.
       seed: uint32, seed of the labels and the noise that each client draws in each step of the next round.
     """
@@ -59,7 +59,7 @@ class Generator(nn.Module):
         size = inputs.shape[1]
         hidden = inputs @ self.param("hidden", torch_uniform(size), (size, self.hidden_size))
         # Batch normalization without running statistics: each unit's mean and variance over the batch. It cancels a
-        # bias before it, so there is none: its gradient would be rounding, which Adam scales up to whole steps.
+        # bias before it, so there is no bias: its gradient would be rounding, which Adam scales up to whole steps.
         hidden = nn.LayerNorm(1e-5, reduction_axes=0, use_fast_variance=False, name="norm")(hidden)
         return Dense(self.num_features, name="output")(nn.relu(hidden))
 
@@ -78,7 +78,7 @@ def likeness(noise: jax.Array, features: jax.Array) -> jax.Array:
 
 
 def counting(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Optimizer of (parameters, number of steps so far, a float scalar that no gradient moves)."""
+    """Optimizer for (parameters, number of steps so far, a float scalar that no gradient moves)."""
     optimizer = optax.with_extra_args_support(optimizer)
 
     def update(updates, state, params=None, **extra_args):

@@ -34,7 +34,7 @@ def fedlwf(
 
     Args:
       training: recipe of local training.
-      alpha: weight of the labels in the loss; the rest is that of the last model's outputs.
+      alpha: weight of the labels in the loss; the last model's outputs have weight 1 - alpha.
       temperature: temperature T of both outputs in the second term.
 
     Returns:
@@ -43,12 +43,12 @@ def fedlwf(
 
     Reference:
       Usmanova, Portet, Lalanda, Vega. A Distillation-Based Approach Integrating Continual Learning and Federated
-      Learning for Pervasive Services. 2021. FLwF, with one teacher. The loss is of Li, Hoiem. Learning without
+      Learning for Pervasive Services. 2021. FLwF, with one teacher. The loss is from Li, Hoiem. Learning without
       Forgetting. ECCV 2016.
 
     Deviations:
-      The teacher is the model of the client's last round, also within a phase; FLwF keeps the one at the end of the
-      last task, and methods here are not told when the data change. The first local training has labels alone, since
+      The teacher is the model of the client's last round, even within a phase; FLwF keeps the model at the end of the
+      last task, but methods here do not know when the data change. The first local training has labels alone, since
       there is no last model.
     """
     needs_classes(model, "fedlwf", "it compares probabilities of classes")

@@ -63,8 +63,8 @@ def fedmrl(model: Model, training: LocalTraining = LocalTraining(), *, small_fea
       both losses weighted by 1, as there.
 
     Deviations:
-      The shared model is `Model.shared_network`, with a dense layer and ReLU to d_1 features unless it has as many
-      already. The authors' is a convolutional network with a smaller last hidden layer; HtFLlib's
+      The shared model is `Model.shared_network`, with a dense layer and ReLU to d_1 features unless it has d_1 already.
+      The authors' shared model is a convolutional network with a smaller last hidden layer; HtFLlib's
       (github.com/TsingZ0/HtFLlib, commit e959261) pools the features. The authors' code (github.com/LipingYi/FedMRL,
       commit 8b90f41) clips the gradients of each part at norm 50, and has momentum 0.9; both are options here. HtFLlib
       never stores the trained projector, so that every round begins with the first one, and averages clients equally.

@@ -22,14 +22,14 @@ TINY = 1e-12
 
 
 class Trained(NamedTuple):
-    """What local training changes: the backbone, and the factor s of the logits, a scalar."""
+    """Parts that local training changes: the backbone, and the factor s of the logits, a scalar."""
 
     backbone: Backbone
     scale: jax.Array
 
 
 class FedNHModel(NamedTuple):
-    """State of the server, and what a client deploys.
+    """State of the server, and model that a client deploys.
 
     Attributes:
       trained: backbone and factor of the logits.
@@ -41,7 +41,7 @@ class FedNHModel(NamedTuple):
 
 
 class FedNHMessage(NamedTuple):
-    """Message of a client: what it trained, and the directions of its mean features of each class [K, d]."""
+    """Message of a client: its trained parts, and the directions of its mean features of each class [K, d]."""
 
     trained: Mean
     prototypes: Mean
@@ -68,13 +68,13 @@ def fednh(
         theta, s = sum_i beta_i (theta_i, s_i);   u_k = direction of sum_i n_ik u_ik
         W_k <- direction of  smoothing W_k + (1 - smoothing) u_k
 
-    The prototypes start at right angles to each other, if there are at most as many classes as features, so that no
-    class is nearer to another one, however many clients hold it. A class without examples in the cohort keeps its
+    The prototypes start at right angles to each other, if there are at most as many classes as features, so that all
+    classes are equally far apart, however many clients hold them. A class without examples in the cohort keeps its
     prototype. The model's own head is not used.
 
     Args:
       training: recipe of local training of the backbone and of s.
-      smoothing: share of the old prototypes in the new ones; with 1 they stay as they are drawn.
+      smoothing: share of the old prototypes in the new ones; with 1 they never change.
       scale: initial factor s of the logits, which is trained with the backbone.
 
     Returns:

@@ -125,10 +125,10 @@ def fedpac(
       released code augments CIFAR-10 and CINIC-10 for the heads too. Under concept shift (Table 3) the method is
       unchanged; Section 1 mentions a slight modification that the paper does not describe. Centroids and statistics of
       one label then mix the classes that different groups give this label. If the matrix of a quadratic program has a
-      negative eigenvalue, by rounding, the released code leaves out all below 0.01, and a client for which that is not
-      enough keeps its own head; here every program is solved unchanged, in float64. Weights below 1e-3 are set to zero,
-      as in the released code; the paper has no such cut. The paper does not say how a singular empirical covariance
-      matrix is inverted; here a thousandth of its mean eigenvalue is added to its diagonal.
+      negative eigenvalue, by rounding, the released code leaves out all eigenvalues below 0.01, and a client for which
+      that is not enough keeps its own head; here every program is solved unchanged, in float64. Weights below 1e-3 are
+      set to zero, as in the released code; the paper has no such cut. The paper does not say how a singular empirical
+      covariance matrix is inverted; here a thousandth of its mean eigenvalue is added to its diagonal.
     """
     needs_classes(
         model,

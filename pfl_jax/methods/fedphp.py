@@ -34,7 +34,7 @@ def fedphp(
     inheritance: BelowOne = 0.9,
     expected_trainings: Count = 50,
 ) -> Method:
-    r"""FedPHP: FedAvg in which each client's running mean of its trained models supervises the next, and is deployed.
+    r"""FedPHP: FedAvg in which each client's running mean of its trained models teaches the next and is deployed.
 
         w_i = E epochs of SGD from w on  (1 - lambda) CE(w_i) + lambda R(w_i, p_i);   w = sum_i beta_i w_i
         p_i <- mu_i p_i + (1 - mu_i) w_i,   mu_i = inheritance min(1, q_i / expected_trainings)

@@ -17,11 +17,11 @@ from pfl_jax.validation import Epochs
 
 
 def joined(data: ClientData, buffer: ClientData) -> ClientData:
-    """Examples of both, each once, [n + B]: those of `data` first, padding last.
+    """Examples of `data` and `buffer`, each once, [n + B]: first the examples of `data`, padding last.
 
     Args:
       data: examples [n] of a client.
-      buffer: earlier examples [B], of which those that are in `data` are left out.
+      buffer: earlier examples [B]; examples that are in `data` too are left out.
     """
     both = jax.tree.map(lambda one, other: jnp.concatenate([one, other]), data, buffer)
     identity, (number,) = example_fingerprints(both), data.mask.shape
@@ -31,10 +31,10 @@ def joined(data: ClientData, buffer: ClientData) -> ClientData:
 
 
 def kept(data: ClientData, size: int) -> ClientData:
-    """Those `size` of some distinct examples [n] that have the smallest fingerprints.
+    """The `size` examples with the smallest fingerprints among distinct examples [n].
 
-    Of examples seen again and again this is a uniform sample without replacement of all that were ever seen, if it is
-    taken of the earlier sample and the new examples.
+    Taken each time from the earlier sample and the new examples, this is a uniform sample without replacement of all
+    examples ever seen, however often each was seen.
     """
     identity = example_fingerprints(data)
     order = jnp.lexsort((identity[:, 1], identity[:, 0], ~data.mask))
@@ -72,8 +72,8 @@ def fedreplay(model: Model, training: LocalTraining = LocalTraining(), *, buffer
 
     Deviations:
       Both papers are about one learner; here each client has its own buffer, which no one else sees. The sample is
-      taken by hashes, not by a reservoir, since clients see the same examples in many rounds. Mini-batches are of
-      current and kept examples together, not half of each. beta_i counts current examples alone.
+      taken by hashes, not by a reservoir, since clients see the same examples in many rounds. Mini-batches mix current
+      and kept examples, without a fixed half of each. beta_i counts current examples alone.
     """
     loss: Callable = supervised_loss(model)
 

@@ -20,8 +20,8 @@ TINY = 1e-16
 def at_perturbed(loss: TrainingLoss, rho: float | jax.Array) -> TrainingLoss:
     """Loss of a mini-batch at parameters that are moved by the length `rho` along its own gradient.
 
-    The move has no gradient itself: the gradient of L(w + rho g / ||g||), g = grad L(w), is that of L at the moved
-    parameters.
+    The move has no gradient itself: the gradient of L(w + rho g / ||g||), g = grad L(w), is the gradient of L at the
+    moved parameters.
 
     Args:
       loss: L, the loss of local training; it is computed twice with the same key.
@@ -72,5 +72,5 @@ def fedsam(model: Model, training: LocalTraining = LocalTraining(), *, rho: NotN
         params = training.fit(key, server, data, loss)
         return LocalResult(client=(), message=mean_by_size(params, data), personal=params)
 
-    # Private steps need the gradients of single examples, and the move is along that of a mini-batch.
+    # Private steps need the gradients of single examples, and the move is along the gradient of a mini-batch.
     return fedavg(model, training)._replace(local=train, privacy=Privacy(refused=OWN_GRADIENTS, clients=()))

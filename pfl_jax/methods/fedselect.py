@@ -1,4 +1,4 @@
-"""Parameters become personal where a client's training changes them most (Tamirisa et al. 2024)."""
+"""Personal parameters, chosen as those that a client's training changes most (Tamirisa et al. 2024)."""
 
 from typing import NamedTuple
 

@@ -51,7 +51,7 @@ class FlocoServer(NamedTuple):
     Attributes:
       backbone: shared backbone.
       heads: the endpoints: matrices [m, ...], and the vectors (biases), which all endpoints share.
-      projection: from the round `projection_round` on; zero before.
+      projection: the map, from the round `projection_round` on; zero before.
       rounds: completed rounds, int32 scalar.
       seed: seed of the points that clients draw, uint32 scalar.
     """
@@ -64,14 +64,14 @@ class FlocoServer(NamedTuple):
 
 
 class FlocoClient(NamedTuple):
-    """State of a client: its point of the simplex [m], the center until it is projected; and whether it was (bool)."""
+    """State of a client: its point of the simplex [m], the center until it is projected; and whether it is (bool)."""
 
     point: jax.Array
     placed: jax.Array
 
 
 class FlocoMessage(NamedTuple):
-    """Message of a client: its backbone, of which the server needs the mean, and its heads."""
+    """Message of a client: its backbone, whose mean the server needs, and its heads."""
 
     backbone: Mean
     heads: Head

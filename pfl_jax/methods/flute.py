@@ -23,7 +23,7 @@ TINY = 1e-12
 
 
 class FluteMessage(NamedTuple):
-    """Message of a client: its backbone, of which the server needs the mean, its head, and which classes it holds [K],
+    """Message of a client: its backbone, whose mean the server needs, its head, and which classes it holds [K],
     1 or 0.
     """
 

@@ -1,4 +1,4 @@
-"""Several global models, of which each client uses the one that fits its data best (Mansour et al. 2020)."""
+"""Several global models; each client uses the model that fits its data best (Mansour et al. 2020)."""
 
 from typing import NamedTuple
 
@@ -50,7 +50,7 @@ def hypcluster(
     *,
     clusters: Count = 3,
 ) -> Method:
-    r"""HypCluster: k global models, of which each client trains the one with the smallest loss on its data.
+    r"""HypCluster: k global models; each client trains the model with the smallest loss on its data.
 
         z_i = argmin over c of  (1/n_i) sum_l CE(w_c; x_l, y_l)
         w'_i = E epochs of SGD from w_{z_i};   w_c = sum over i with z_i = c of  n_i w'_i / sum of their n_i

@@ -60,7 +60,7 @@ def neighbor_probabilities(
     Returns:
       [B, K]; rows sum to 1, or are zero if the store is empty.
     """
-    # Features far from zero and close to each other would cancel in the product.
+    # Without a center, features far from zero and close to each other would cancel in the product.
     center = (store.mask / jnp.maximum(jnp.sum(store.mask), 1)) @ store.features
     stored = store.features - center
     closeness = 2 * jnp.matmul(features - center, stored.T, precision="highest") - jnp.sum(jnp.square(stored), axis=-1)

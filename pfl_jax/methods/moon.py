@@ -1,4 +1,4 @@
-"""Model-contrastive learning between a client's features and those of two other models (Li, He, Song 2021)."""
+"""Model-contrastive learning between a client's features and two other models' features (Li, He, Song 2021)."""
 
 from typing import Annotated, NamedTuple
 
@@ -80,7 +80,7 @@ def moon(
     Deviations:
       z is the input of the last layer, as in the paper's definition. The paper's networks have a projection of two
       layers before the last one; here the model decides. The contrastive term starts with a client's second local
-      training: the paper's Algorithm 1 does not say what the previous model of the first one is, and the released code
+      training: the paper's Algorithm 1 does not define the previous model for the first one, and the released code
       has no term in the first round. There, a client that is first drawn later has a random model as its previous one.
       Three full-batch rounds of three clients agree with the released training function
       (github.com/QinbinLi/MOON, commit 8fcba3c) to 1e-6.

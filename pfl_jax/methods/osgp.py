@@ -16,25 +16,25 @@ from pfl_jax.primitives.topology import Topology, graph_links, push_weights
 
 
 class Pushed(NamedTuple):
-    """What push-sum passes on: parameters x_i, of which x_i / s_i is the client's model, and its weight s_i."""
+    """Values that push-sum passes on: parameters x_i and their weight s_i; x_i / s_i is the client's model."""
 
     params: PyTree
     weight: jax.Array
 
     @property
     def model(self) -> PyTree:
-        """Parameters of the client's model, also of clients stacked along M; of weight zero, x itself."""
+        """Parameters of the client's model, also for clients stacked along M; x itself if the weight is zero."""
         weight = jnp.where(self.weight > 0, self.weight, 1.0)
         return jax.tree.map(lambda leaf: leaf / jnp.expand_dims(weight, range(weight.ndim, leaf.ndim)), self.params)
 
     def moved(self, trained: PyTree) -> "Pushed":
-        """The same after local training has made `trained` of its model: x + (z' - z)."""
+        """The values after local training has turned the model z into `trained`, z': x + (z' - z)."""
         params = jax.tree.map(lambda x, new, old: x + (new - old), self.params, trained, self.model)
         return self._replace(params=params)
 
 
 class PushClient(NamedTuple):
-    """State of a client: what it pushes, and the fingerprint of its data, its place in the graph."""
+    """State of a client: the values that it pushes, and the fingerprint of its data, for its place in the graph."""
 
     pushed: Pushed
     identity: jax.Array
@@ -47,7 +47,7 @@ def push(topology: str, key: PRNGKey, identities: jax.Array, messages: Pushed, c
       topology: graph of the round's clients.
       key: key of the round.
       identities: fingerprints [M, WORDS].
-      messages: what clients push, stacked along M.
+      messages: values that clients push, stacked along M.
       cohort: clients of the round.
     """
     links = graph_links(topology, key, identities, cohort, directed=True)

@@ -1,4 +1,4 @@
-"""A network describes each client's data, from which a hypernetwork makes the client's model (Scott et al. 2024)."""
+"""Hypernetwork that makes each client's model from a network's description of its data (Scott et al. 2024)."""
 
 from typing import NamedTuple
 

@@ -27,14 +27,14 @@ def deal(batch: ClientData, parts: int, step: int | jax.Array) -> list[ClientDat
     see the same examples, each serves all purposes in turn.
 
     Args:
-      batch: rows, of which at least one is real, with y = (labels, numbers of the rows in the client's data).
+      batch: rows, at least one of them real, with y = (labels, numbers of the rows in the client's data).
       parts: number of mini-batches.
       step: number of the step.
 
     Returns:
-      Mini-batches with y = labels. One without a real example is replaced by the one with the first row.
+      Mini-batches with y = labels. The one with the first row replaces any that has no real example.
     """
-    # As many rows for each; the surplus ones are not real.
+    # Equal numbers of rows for all; the surplus rows are not real.
     surplus = -batch.mask.shape[0] % parts
     batch = jax.tree.map(lambda leaf: jnp.pad(leaf, [(0, surplus)] + [(0, 0)] * (leaf.ndim - 1)), batch)
     labels, rows = batch.y

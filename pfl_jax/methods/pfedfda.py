@@ -255,8 +255,8 @@ def pfedfda(
 
     Deviations:
       Local statistics are computed with the trained backbone; the released code collects features during training,
-      while the backbone changes, over all epochs. A class of which the client has one or two examples takes the global
-      mean everywhere, also in the covariance (released: only as the mean that is deployed in evaluation, not in
+      while the backbone changes, over all epochs. A class with only one or two examples of the client takes the global
+      mean everywhere, even in the covariance (released: only as the mean that is deployed in evaluation, not in
       training or in the folds). The released code also adds 1e-4 to every entry of the covariance. Folds are drawn once
       and are the same in every round. Coefficients are found by projected gradient descent (released: ten iterations of
       L-BFGS). Compared with that code (commit 73c7c40, without the 1e-4): on the same features, statistics, classifiers

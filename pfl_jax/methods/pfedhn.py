@@ -45,8 +45,8 @@ def init_hypernetwork(
 ) -> list[tuple[jax.Array, jax.Array]]:
     """Random hypernetwork whose initial outputs scatter around a given model.
 
-    The hidden activations add noise to it: with the sizes of `pfedhn` about 0.05 (standard deviation) to every weight,
-    of which about 0.025 differs between embeddings.
+    The hidden activations add noise to this model: with the sizes of `pfedhn` about 0.05 (standard deviation) to every
+    weight, of which about 0.025 differs between embeddings.
 
     Args:
       key: key of the random weights.

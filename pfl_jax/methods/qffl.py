@@ -16,7 +16,7 @@ from pfl_jax.primitives.losses import masked_mean, proximal
 from pfl_jax.validation import NotNegative
 
 TINY = 1e-10
-"""Added to losses, of which powers are taken (released code)."""
+"""Number added to losses before powers of them are taken (released code)."""
 
 
 class QFFLMessage(NamedTuple):
@@ -47,10 +47,10 @@ def qffl(model: Model, training: LocalTraining = LocalTraining(), *, q: NotNegat
         w <- w + sum_i beta_i F_i(w)^q D_i / sum_i beta_i (q F_i(w)^(q-1) ||D_i||^2 + L F_i(w)^q)
 
     With q = 0 this is `fedavg`; the larger q, the more the clients with the largest losses count, and the shorter the
-    step: of a single client it is 1 / (1 + q L ||w_i - w||^2 / F_i) of FedAvg's.
+    step: for a single client it is 1 / (1 + q L ||w_i - w||^2 / F_i) of FedAvg's step.
 
     Args:
-      training: recipe of local training; its learning rate is also that of L.
+      training: recipe of local training; its learning rate also gives L.
       q: power of the losses, from 0 on: how much fairness counts. The paper's are 0.001 to 5, by data set.
 
     Returns:
@@ -91,7 +91,7 @@ def qffl(model: Model, training: LocalTraining = LocalTraining(), *, q: NotNegat
     return base._replace(
         local=train,
         aggregate=aggregate,
-        # What is sent is a change already.
+        # The message is a change already.
         trained_from=lambda server, client: QFFLMessage(jax.tree.map(jnp.zeros_like, server), NOT_RECEIVED),
         server_is_mean=False,
         privacy=Privacy(training.most_passes, (SIZE, "loss on the examples: weight of the change, which is sent")),

@@ -65,7 +65,7 @@ def lora(
     r"""Model whose backbone is low-rank adapters: y = W x + (alpha / rank) B (A x), with W frozen.
 
     A is uniform in (-1/sqrt(n), 1/sqrt(n)) for n inputs, B is zero: at first the model is the frozen one. Dense layers,
-    attention projections (`DenseGeneral`), convolutions (A has the kernel, B is 1 x 1) and embeddings can have one.
+    attention projections (`DenseGeneral`), convolutions (A has the kernel, B is 1 x 1) and embeddings can be adapted.
 
     Args:
       model: model of flax.linen or flax.nnx layers, such as from `pfl_jax.networks.pretrained.bert` or `from_flax`. Its
@@ -132,7 +132,7 @@ def bottleneck(
 ) -> Model:
     """Model whose backbone is small perceptrons after layers: y + gelu(y D) U for the outputs y of a frozen layer.
 
-    D is uniform as in `lora`, U is zero. Pooling and activation come after them.
+    D is uniform like A in `lora`, U is zero. Pooling and activation come after the adapters.
 
     Args:
       size: width of the hidden layer, columns of D and rows of U.
@@ -169,7 +169,7 @@ def prompts(
 ) -> Model:
     """Model whose backbone is the states of some tokens, which are put before the states of every example.
 
-    They are drawn from a normal distribution with deviation 0.02.
+    These states are drawn from a normal distribution with deviation 0.02.
 
     Args:
       tokens: number of these tokens, p.
@@ -304,7 +304,7 @@ def _sites(
         return output
 
     with adapted_layers.intercepted(called, record), module_checks.applied(inputs):
-        # A new function each time: JAX remembers the trace of a known one, and would not call the layers again.
+        # A new function each time: JAX remembers the trace of a known function, and would not call the layers again.
         jax.eval_shape(lambda *args: model.features(*args), backbone, inputs)
     return found
 

@@ -19,8 +19,8 @@ them. Three things differ:
 - Penalties on parameters and similarities between models (`proximal`, `feddyn`, `fedamp`, `fedfomo`, `pfedgraph`) leave
   them out, and a server optimizer takes their mean unchanged. Elsewhere they count as parameters: among the channels of
   `cd2pfed`, and in the models that `pfedhn` generates.
-- FedBN keeps them at the client together with scale and bias. FedCAC keeps only them at the client: they are never
-  critical entries.
+- FedBN keeps them at the client together with scale and bias. FedCAC keeps only the statistics at the client: they are
+  never critical entries.
 """
 
 from typing import Any

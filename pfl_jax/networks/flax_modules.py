@@ -85,7 +85,7 @@ def from_flax(
 
 
 def to_flax(params: Params, head: str = "head") -> dict[str, Any]:
-    """Variables for the `apply` of a flax.linen module, from the parameters of the model that `from_flax` made of it.
+    """Variables for the `apply` of a flax.linen module, from the parameters of the model that `from_flax` made.
 
     Args:
       params: {"backbone": ..., "head": ...}.

@@ -55,7 +55,7 @@ class ConvBlock(nn.Module):
       features: output channels.
       size: side length of the square kernel.
       padding: rows and columns of zeros added on each side of the image.
-      activation: must be non-decreasing, because pooling comes before it.
+      activation: activation, non-decreasing because pooling comes before it.
     """
 
     features: int

@@ -37,8 +37,8 @@ def mixed(
     Args:
       make: function that maps a model to the method, such as functools.partial(make_method, "fedproto_g").
       models: networks for the same inputs and task.
-      network: position in `models` of each client's network, [N]; None deals them out in turn: client i has network
-        i modulo their number.
+      network: position in `models` of each client's network, [N]; None deals them out in turn: client i has network i
+        mod len(models).
       features: common number of features: networks with another number get a layer, see `with_features`. None leaves
         all networks unchanged.
 

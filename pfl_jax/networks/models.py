@@ -203,7 +203,7 @@ Small versions of HtFLlib's: FedAvg's CNN, GoogLeNet, MobileNetV2 and ResNet-18 
 def is_convolutional(model: Model) -> bool:
     """Whether a model has convolutions, which need another schedule on a CPU: see `pfl_jax.engine.chunking`.
 
-    The decision is by its parameters: the kernel of a two-dimensional convolution is usually the array with four axes.
+    The parameters decide: the kernel of a two-dimensional convolution is usually the array with four axes.
 
     Args:
       model: any model.

@@ -67,7 +67,7 @@ class _Part(NamedTuple):
     random: Any
 
     def module(self, values: PyTree, mask: jax.Array | None, key: PRNGKey | None) -> Any:
-        """The module with these values, in training with a key and otherwise without.
+        """The module with these values: in training if there is a key, otherwise deployed.
 
         Args:
           values: parameters, and the running statistics, if any, under `STATISTICS`.
@@ -165,7 +165,7 @@ def _part_of(module: Any) -> _Part:
     """Shapes of a module, whose BatchNorm becomes `_MaskedBatchNorm`.
 
     Raises:
-      InvalidInput: it keeps variables other than parameters, random streams and the statistics of BatchNorm.
+      InvalidInput: the module keeps variables other than parameters, random streams and the statistics of BatchNorm.
     """
     for _, part in nnx.iter_modules(module):
         if type(part) is nnx.BatchNorm:
@@ -193,7 +193,7 @@ def _without_head(module: Any, path: Sequence[str], record: Callable[[jax.Array]
     """An nnx module with `_Pass` in place of its head, and the head.
 
     Raises:
-      InvalidInput: it is not a module, or has no such part.
+      InvalidInput: `module` is not an nnx module, or has no such part.
     """
     if not isinstance(module, nnx.Module):
         raise InvalidInput(f"the function of rngs gives a {type(module).__name__}, not a flax.nnx module")

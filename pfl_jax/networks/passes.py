@@ -35,7 +35,7 @@ def dropping(training: bool) -> Any:
 
 
 def one_pass(mask: jax.Array | None, *, training: bool) -> ExitStack:
-    """Context of a pass of a Flax module, with batch normalization and dropout set for the purpose of the pass.
+    """Context of a pass of a Flax module, with batch normalization and dropout set for training or deployment.
 
     Args:
       mask: [B], the real examples, in training; None to use the running statistics.

@@ -31,7 +31,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 class BertConfig(NamedTuple):
-    """Sizes of a BERT encoder, by default those of all-MiniLM-L6-v2.
+    """Sizes of a BERT encoder, by default all-MiniLM-L6-v2's.
 
     Attributes:
       vocabulary: number of tokens.
@@ -41,7 +41,7 @@ class BertConfig(NamedTuple):
       hidden: width of the layers' perceptrons.
       positions: length of the longest sequence.
       epsilon: number added to the variance in layer normalizations.
-      segments: number of segment embeddings, of which only the first is used.
+      segments: number of segment embeddings; only the first one is used.
       activation: activation in the layers' perceptrons, a name in ACTIVATIONS.
     """
 
@@ -211,7 +211,7 @@ def bert_states(
       path, config: see `bert`.
       tokens: int [P, T], padded with 0.
       layers: number of layers, from 1.
-      frozen_dtype: type of their parameters, see `pfl_jax.networks.adapters.lora`; states are float32.
+      frozen_dtype: type of these layers' parameters, see `pfl_jax.networks.adapters.lora`; states are float32.
       batch_size: number of examples computed at once.
       notify: called with the number of finished examples.
     """
@@ -250,7 +250,7 @@ FIXED: dict[str, Any] = {
     "pruned_heads": {},
     "quantization_config": {},
 }
-"""Fields of config.json that would make it another network, and the only value that is supported here."""
+"""Field of config.json -> the only value that is supported here: with another value it is another network."""
 
 
 def read_config(path: Path) -> BertConfig:

@@ -20,7 +20,7 @@ def _convolution(features: int, size: int = 3, *, halve: bool = False, name: str
 
 
 def _normalization(groups: int | None, name: str) -> nn.Module:
-    """Group normalization, or with None batch normalization with PyTorch's momentum and epsilon."""
+    """Group normalization; if `groups` is None, batch normalization with PyTorch's momentum and epsilon."""
     return nn.BatchNorm(momentum=0.9, name=name) if groups is None else nn.GroupNorm(groups, name=name)
 
 

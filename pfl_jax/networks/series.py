@@ -1,6 +1,6 @@
 """Small networks over series of numbers [B, T, C]; steps with only zeros are padding.
 
-Series of different lengths are padded with steps of zeros, as tokens are with 0. With the task "regression", the K
+Series of different lengths are padded with steps of zeros, like tokens with 0. With the task "regression", the K
 outputs are a forecast of K numbers.
 """
 

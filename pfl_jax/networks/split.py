@@ -43,7 +43,7 @@ def split(model: Model, *, personal: str) -> Model:
     keyed, structure = jax.tree.flatten_with_path(shapes)
     paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in keyed]
     if any(STATISTICS in path.split("/") for path in paths):
-        # They would be trained as parameters: a loss returns new ones for a backbone, which a split model lacks.
+        # Statistics would be trained as parameters: a loss returns new ones for a backbone, which a split model lacks.
         raise InvalidInput("the model has running statistics of batch normalization: split one without, or freeze them")
     own = [path for path in paths if pattern.search(path)]
     if not own or len(own) == len(paths):

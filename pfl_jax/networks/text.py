@@ -102,7 +102,7 @@ def text_mean(input_shape: Sequence[int], num_classes: int, vocabulary: int = VO
     Args:
       input_shape: (length,) of a sequence of tokens, padded with 0.
       num_classes: K.
-      vocabulary: rows of the embedding; larger tokens share them.
+      vocabulary: rows of the embedding; larger tokens share these rows.
       width: width of the embedding and of the features, d.
 
     Raises:
@@ -120,7 +120,7 @@ def text_gru(input_shape: Sequence[int], num_classes: int, vocabulary: int = VOC
     Args:
       input_shape: (length,) of a sequence of tokens, padded with 0.
       num_classes: K.
-      vocabulary: rows of the embedding; larger tokens share them.
+      vocabulary: rows of the embedding; larger tokens share these rows.
       width: width of the embedding and of the state, d.
 
     Raises:
@@ -165,7 +165,7 @@ def char_lstm(
     Args:
       input_shape: (length,) of a sequence of symbols, padded with 0.
       num_classes: K, the number of symbols.
-      vocabulary: rows of the embedding; larger symbols share them.
+      vocabulary: rows of the embedding; larger symbols share these rows.
       embedding: width of the embedding.
       width: width of the layers and the features, d.
 

@@ -38,7 +38,7 @@ class Step(NamedTuple):
     """One operation of a graph.
 
     Attributes:
-      result: name of its result.
+      result: name of the result.
       operation: a name of `torch_operations.NAMES`, or a function of numbers.
       args, kwargs: numbers, names of types, `Value`s, and lists of these.
     """
@@ -178,7 +178,7 @@ class _Reader:
     Attributes:
       steps: steps read so far.
       base: name of a value -> name of the value whose memory it may share.
-      changes: (number of the step that changes a value in its place, name of the value, name of the operation).
+      changes: (number of the step that changes a value in place, name of the value, name of the operation).
     """
 
     def __init__(self):

@@ -13,7 +13,7 @@ from pfl_jax.networks.torch_spatial import affine, normalized
 
 
 def cast(x: Any, dtype: Any = None) -> jax.Array:
-    """Array of a type; if `dtype` is not a type, with the type of x."""
+    """x as an array of the type `dtype`, or of its own type if `dtype` is not a type."""
     return jnp.asarray(x) if not isinstance(dtype, str) else jnp.asarray(x).astype(dtype)
 
 

@@ -37,7 +37,7 @@ def from_torch(
     [B, C, H, W], all other inputs [B, ...] unchanged.
 
     Batch normalization and dropout work as in `from_flax`: statistics leave out padded examples, and each step drops
-    out other values. Parameters with `requires_grad=False` are frozen, see `Model.frozen`; buffers never change.
+    out different values. Parameters with `requires_grad=False` are frozen, see `Model.frozen`; buffers never change.
 
     Args:
       module: a torch.nn.Module, from whose parameters every seed starts; or a function seed -> module, so that each

@@ -112,7 +112,7 @@ from pfl_jax.primitives.tree import scatter as scatter
 from pfl_jax.primitives.tree import split as split
 from pfl_jax.primitives.tree import with_statistics as with_statistics
 
-# Type checkers take names that are imported as themselves.
+# Type checkers use names that are imported as themselves.
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     name for name, thing in vars().items() if name[0] != "_" and not isinstance(thing, types.ModuleType)
 ]

@@ -11,7 +11,7 @@ from pfl_jax.validation import check_shapes
 
 
 def normalize_weights(weights: jax.Array, present: jax.Array | None = None) -> jax.Array:
-    """Nonnegative weights [M] scaled to sum to one; equal if all are zero, NaN where a present client's are.
+    """Nonnegative weights [M] scaled to sum to one; equal if all are zero, NaN where a present client's weight is NaN.
 
     Args:
       weights: [M].
@@ -84,12 +84,12 @@ def weighted_mean(weights: jax.Array, trees: PyTree) -> PyTree:
 
 
 def follow_mixture(share: jax.Array, own: PyTree, mixture: PyTree, statistics: PyTree) -> list[jax.Array]:
-    """New running statistics of one model of a mixture, which draw the mixture's statistics toward new ones.
+    """New running statistics of one model of a mixture, with which the mixture's statistics move toward new ones.
 
     Args:
       share: weight of the model in the mixture; its statistics change by this share of the mixture's change.
       own: the model.
-      mixture: weighted sum of it and other models.
+      mixture: weighted sum of this and other models.
       statistics: new statistics of the mixture, from a pass in training.
     """
     parts = running_statistics(own), running_statistics(mixture), jax.tree.leaves(statistics)

@@ -1,7 +1,7 @@
 """Lossy encodings of a tree of float32 arrays with fewer bytes: the decoded tree, and the arrays that are sent.
 
-Each is a pair: (key, tree) -> decoded tree of the same shapes, and tree -> the arrays that are sent, of which only
-shapes and types are used.
+Each is a pair: (key, tree) -> decoded tree of the same shapes, and tree -> the arrays that are sent, used only for
+their shapes and types.
 """
 
 import math
@@ -29,7 +29,7 @@ class Compressor(NamedTuple):
 
 
 def top_k_compressor(share: float) -> Compressor:
-    """Keep the entries of largest magnitude of all arrays together unchanged; all others become zero.
+    """Keep the entries with the largest magnitudes, over all arrays together; all others become zero.
 
     The message has the kept entries and their positions, 32 bits each.
 

@@ -20,7 +20,7 @@ def map_examples(
 ) -> PyTree:
     """Apply fn to the rows of x in batches, so that memory does not grow with the number of examples.
 
-    It stops after the last real row, so the time depends on a client's own size and not on the padding.
+    The loop stops after the last real row, so the time depends on a client's own size and not on the padding.
 
     Args:
       fn: rows [batch, ...] -> rows [batch, ...]; each output row depends only on its input row.

@@ -18,7 +18,7 @@ def class_counts(labels: jax.Array, mask: jax.Array, num_classes: int) -> jax.Ar
     """Number of examples of each class: n_k = sum_l [y_l = k].
 
     Args:
-      labels: y [n], integers from 0 to K - 1; within jit, which cannot refuse others, these count for no class.
+      labels: y [n], integers from 0 to K - 1; others are refused, but within jit they count for no class.
       mask: [n], bool; the real examples.
       num_classes: K.
 
@@ -42,7 +42,7 @@ def class_centroids(
 
     Args:
       features: f(x_l) [n, d].
-      labels: y [n], integers from 0 to K - 1; within jit, which cannot refuse others, these count for no class.
+      labels: y [n], integers from 0 to K - 1; others are refused, but within jit they count for no class.
       mask: [n], bool; the real examples.
       num_classes: K.
 
@@ -106,7 +106,7 @@ def label_feature_statistics(
 
     Args:
       features: f(x_l) [n, d].
-      labels: y [n], integers from 0 to K - 1; within jit, which cannot refuse others, these count for no class.
+      labels: y [n], integers from 0 to K - 1; others are refused, but within jit they count for no class.
       mask: [n], bool; the real examples.
       num_classes: K.
 

@@ -9,8 +9,8 @@ WORDS = 2
 """Number of uint32 words of a fingerprint."""
 
 ROUNDED_BITS = 12
-"""Last bits of a float's significand, of 23, that a fingerprint leaves out: programs that are compiled differently
-normalize the same inputs to values that differ in the last bits."""
+"""Number of last bits of a float's 23-bit significand that a fingerprint leaves out: programs that are compiled
+differently normalize the same inputs to values that differ in the last bits."""
 
 
 def fingerprint(data: ClientData) -> jax.Array:
@@ -28,7 +28,7 @@ def fingerprint(data: ClientData) -> jax.Array:
 
 
 def example_fingerprints(data: ClientData) -> jax.Array:
-    """Hash of each example, wherever it stands: uint32 [n, WORDS], uniform over all numbers. See `fingerprint`.
+    """Hash of each example, whatever its position: uint32 [n, WORDS], uniform over all numbers. See `fingerprint`.
 
     Args:
       data: examples whose x and y are arrays [n, ...], or trees of them.
@@ -83,7 +83,7 @@ def order_by_fingerprint(identities: jax.Array, present: jax.Array) -> jax.Array
     A server that visits clients one after another in this order does not depend on how they are numbered.
 
     Args:
-      identities: fingerprint of each client's data [M, WORDS]; for absent clients they do not matter.
+      identities: fingerprint of each client's data [M, WORDS]; arbitrary for absent clients.
       present: [M], bool.
     """
     return jnp.lexsort((*identities.T, ~present))

@@ -29,7 +29,7 @@ def squared_gradient_norms(loss: KeylessLoss, params: PyTree, batch: ClientData)
     recurrent cells and layers inside `jax.checkpoint`, each example's gradient is computed.
 
     Args:
-      loss: (params, ClientData) -> scalar: the mean of a term of each example, as `cross_entropy`.
+      loss: (params, ClientData) -> scalar, the mean of one term for each example, like `cross_entropy`.
       params: any pytree; the norm is over all leaves.
       batch: B examples; all count as real.
 
@@ -97,11 +97,11 @@ def fisher_trace(
     where -log p_w(y_b | x_b) is the loss of example b, and w are all parameters. See `squared_gradient_norms`.
 
     Args:
-      loss: (params, ClientData) -> scalar: the mean of a term of each example, for example `deployed_loss(model)`.
+      loss: (params, ClientData) -> scalar, the mean of one term for each example, such as `deployed_loss(model)`.
       params: w, any pytree.
       data: the client's examples [n, ...]; padding does not count.
       microbatch: examples processed at once; bounds the memory, not the result.
-      reduction: mean over the real examples, or their sum; 0 without any.
+      reduction: mean over the real examples, or their sum; 0 without real examples.
 
     Returns:
       A scalar.
@@ -197,7 +197,7 @@ def diagonal_fisher(loss: KeylessLoss, params: PyTree, data: ClientData, *, micr
       microbatch: examples whose gradients are held at once; bounds the memory, not the result.
 
     Returns:
-      As params: the Fisher information of each entry, zero everywhere for a client without examples.
+      A tree like params: the Fisher information of each entry, zero everywhere for a client without examples.
 
     Example:
       >>> import jax.numpy as jnp
@@ -242,7 +242,7 @@ def trace_weights(
       present: [M], bool; absent clients get weight zero. None means that all are present.
 
     Returns:
-      [M]; NaN where the trace of a present client is.
+      [M]; NaN where the trace of a present client is NaN.
     """
     check_shapes(traces=(traces, "M"))
     present = jnp.ones(traces.shape, bool) if present is None else present

@@ -17,7 +17,7 @@ def in_float64(function: Callable[..., PyTree], *, one_by_one: bool = False) -> 
     top_k, derivative rules) only when it lowers the program, and vmap rewrites code that was already traced: both
     happen after the context has ended, where 64-bit mode is off. Here the function enters the program as a whole:
     `jax.export` traces and lowers it in 64-bit mode, and the float32 program calls the result. Its batched version
-    under vmap and its derivative enter in the same way. The function may therefore use everything that JAX has.
+    under vmap and its derivative enter in the same way. The function may therefore use all of JAX.
 
     Args:
       function: arrays -> pytree of float arrays. It must cast its arguments to float64 itself, and its results to
@@ -45,7 +45,7 @@ def in_float64(function: Callable[..., PyTree], *, one_by_one: bool = False) -> 
 
     def derivative(arguments, cotangents):
         _, pull_back = jax.vjp(function, *arguments)
-        # None stands for the derivative by integers.
+        # None stands for the derivative with respect to integers.
         return jax.tree.map(lambda leaf: None if leaf.dtype == jax.dtypes.float0 else leaf, pull_back(cotangents))
 
     @jax.custom_batching.custom_vmap

@@ -10,8 +10,8 @@ from pfl_jax.primitives.simplex_qp import SimplexSolution, Solver, map_simplex_q
 from pfl_jax.validation import check_shapes
 
 RIDGE = 1e-3
-"""Share of its mean eigenvalue that is added to an empirical covariance matrix, which has no inverse where a client has
-fewer examples than features, or features that are always zero."""
+"""Share of the mean eigenvalue of an empirical covariance matrix that is added to the matrix, which has no inverse if a
+client has fewer examples than features, or features that are always zero."""
 
 NEGLIGIBLE_WEIGHT = 1e-3
 """Head weights below this value are set to zero; the others are normalized to sum to 1."""
@@ -36,7 +36,7 @@ def head_weights(mu: jax.Array, spread: jax.Array, counts: jax.Array, *, solver:
       solver: see `solve_simplex_qp`.
 
     Returns:
-      alpha [M, M], float32, rows on the simplex; differentiable as the weights of `solve_simplex_qp`.
+      alpha [M, M], float32, rows on the simplex; differentiable like the weights of `solve_simplex_qp`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -79,7 +79,7 @@ def _weights_by_variances(mu: jax.Array, variance: jax.Array, counts: jax.Array,
     noise = _noise(variance.astype(jnp.float64), counts, norms)
 
     def program(row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        # <mu_i - mu_j, mu_i - mu_k> for all j, k from one matrix product for all i; M matrices [M, M] never exist.
+        # <mu_i - mu_j, mu_i - mu_k> for all j, k from one matrix product for all i, without M matrices [M, M] at once.
         norm, products = row
         matrix = norm - products[:, None] - products + gram + jnp.diag(noise)
         return matrix, jnp.zeros_like(products)

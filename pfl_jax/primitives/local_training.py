@@ -28,7 +28,7 @@ MakeOptimizer = Callable[[float | jax.Array], optax.GradientTransformation]
 """Function of the learning rate to an optimizer, such as optax.lion; hashable."""
 
 RATES = {"lr": 0.01, "momentum": 0.5, "weight_decay": 5e-4}
-"""Numbers of an optimizer that a recipe makes, with their defaults; an optimizer that is given has its own."""
+"""Numbers of an optimizer that a recipe makes, with their defaults; a given optimizer has its own numbers."""
 
 NOT_GIVEN: Any = None
 """Placeholder for a number that has a default, until `LocalTraining.__post_init__`."""
@@ -124,7 +124,7 @@ class LocalTraining:
 
     @property
     def says_nothing(self) -> bool:
-        """Whether it was made without any value, as LocalTraining()."""
+        """Whether this recipe was made without any value, as LocalTraining()."""
         return vars(self).get("_says_nothing", False)
 
     def replace(self, **changes: Any) -> "LocalTraining":
@@ -150,7 +150,7 @@ class LocalTraining:
     def phase(self, lr: float | jax.Array, **changes: Any) -> "LocalTraining":
         """Recipe of another phase of a method, with another learning rate.
 
-        It has this recipe's optimizer; but if that has its own learning rate, SGD with the default momentum and weight
+        It has this recipe's optimizer or, if that has its own learning rate, SGD with the default momentum and weight
         decay.
 
         Args:
@@ -173,7 +173,7 @@ class LocalTraining:
         """Raise InvalidInput for an optimizer with its own learning rate, where a method uses `lr` itself.
 
         Args:
-          use: the part of the method that uses it.
+          use: the part of the method that uses `lr`.
         """
         if self.has_own_optimizer:
             raise InvalidInput(
@@ -202,7 +202,7 @@ class LocalTraining:
 
     @property
     def most_passes(self) -> int | jax.Array:
-        """Largest number of passes over a client's examples in a round: local_steps if one batch has them all."""
+        """Largest number of passes over a client's examples in a round: local_steps if one batch has all examples."""
         return self.epochs if self.local_steps is None else self.local_steps
 
     def fit(
@@ -238,7 +238,7 @@ class LocalTraining:
         start, clip = (params, initial_state(optimizer, params)), self.dp_clip
 
         def value_and_statistics(params, batch, key):
-            # The old statistics have no gradient, also if a penalty is on all parameters.
+            # The old statistics have no gradient, even if a penalty covers all parameters.
             result = loss(map_statistics(jax.lax.stop_gradient, params), batch, key)
             return result if isinstance(result, tuple) else (result, ())
 
@@ -313,7 +313,7 @@ class LocalTraining:
     def always_visited(self, mask: jax.Array) -> jax.Array:
         """Real examples that a round may visit: bool [n].
 
-        A fixed order with `drop_last`, or with fewer steps than an epoch has, always leaves the same ones out.
+        A fixed order with `drop_last`, or with fewer steps than an epoch has, always leaves out the same examples.
 
         Args:
           mask: [n], the real examples.

@@ -14,13 +14,13 @@ def differentiated_by(
 ) -> Callable[..., PyTree]:
     """Function loop(fn, ...) with the derivatives of scan(fn, ...), which has equal results and takes longer.
 
-    JAX has derivatives in reverse mode (jax.grad) only of loops with a static number of steps. So the loop runs unless
-    a derivative is asked for. Otherwise a scan over the largest possible number of steps runs, in which surplus steps
+    JAX has derivatives in reverse mode (jax.grad) only of loops with a static number of steps. The loop therefore runs
+    unless a derivative is asked for. Then a scan over the largest possible number of steps runs, whose surplus steps
     change nothing.
 
     Args:
       loop, scan: functions of `fn` and of further arguments, which do not close over traced arrays.
-      fn: function that they repeat; may close over traced arrays.
+      fn: function that both repeat; may close over traced arrays.
       *examples: arguments of `fn`, or their shapes and types, for each set of shapes that it is called with.
 
     Returns:

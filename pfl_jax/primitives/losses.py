@@ -42,7 +42,7 @@ def supervised_loss(model: Model, penalty: Callable[[Params], ArrayLike] | None 
 
     Args:
       model: the architecture.
-      penalty: params -> scalar that is added; None for none.
+      penalty: params -> scalar that is added to the loss; None for no penalty.
     """
 
     def value(params, features, batch):
@@ -100,7 +100,7 @@ def feature_alignment(features: jax.Array, targets: jax.Array, mask: jax.Array) 
 def classwise_alignment(
     features: jax.Array, targets: jax.Array, labels: jax.Array, mask: jax.Array, num_classes: int
 ) -> jax.Array:
-    """Sum over classes of `feature_alignment` of the batch's examples of that class.
+    """Sum over classes of the `feature_alignment` of a class's examples in the batch.
 
         sum over classes k of the batch of  mean over its examples of (1/d) ||f(x) - target||^2
 
@@ -172,6 +172,6 @@ def proximal(params: PyTree, anchor: PyTree) -> jax.Array:
 
 
 def _check_alike(features: jax.Array, targets: jax.Array, **rows: jax.Array) -> None:
-    """Raise InvalidInput unless features and targets have one shape, and all as many rows."""
+    """Raise InvalidInput unless features and targets have the same shape, and all arguments as many rows as these."""
     axes = f"B{ascii_lowercase[: jnp.ndim(features) - 1]}"
     check_shapes(features=(features, axes), targets=(targets, axes), **{name: (one, "B") for name, one in rows.items()})

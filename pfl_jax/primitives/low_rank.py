@@ -22,7 +22,7 @@ def is_adapter(tree: PyTree) -> bool:
 
 
 def map_adapters(fn: Callable[..., Any], tree: PyTree, *others: PyTree) -> PyTree:
-    """Copy of a tree of parameters in which fn has been applied to each adapter, and all else is unchanged.
+    """Copy of a tree of parameters in which fn has been applied to each adapter; everything else is unchanged.
 
     Args:
       fn: (adapter of tree, subtree of each other tree at the same path) -> its replacement.
@@ -70,8 +70,8 @@ def keep_ranks(tree: PyTree, start: jax.Array | int, end: jax.Array | int) -> Py
 def within_ranks(optimizer: optax.GradientTransformation, end: jax.Array | int) -> optax.GradientTransformation:
     """Optimizer that moves only the first `end` ranks of adapters, and moves all other parameters like the given one.
 
-    Adapters that are zero in the other ranks stay so, whatever the gradients are: the noise of private training, or of
-    an optimizer, is on all ranks.
+    Adapters that are zero in the other ranks stay so, even if gradients have noise in all ranks, from private training
+    or from an optimizer.
 
     Example:
       >>> import jax.numpy as jnp
@@ -88,7 +88,7 @@ def within_ranks(optimizer: optax.GradientTransformation, end: jax.Array | int) 
 
 
 def draw_rank(key: PRNGKey, tree: PyTree, smallest: int) -> jax.Array:
-    """Rank of a client, int32, drawn by a `key`: from the `smallest` to the largest of a `tree`'s adapters, else 1."""
+    """Rank of a client, int32, drawn by a `key`: from `smallest` to a `tree`'s largest; 1 without adapters."""
     largest = max((one[B].shape[0] for one in find_adapters(tree)), default=1)
     return jax.random.randint(key, (), min(smallest, largest), largest + 1)
 
@@ -115,7 +115,7 @@ def adapter_squared_norm(adapter: Mapping[str, jax.Array]) -> jax.Array:
 
 
 def mix_adapters(share: jax.Array | float, left: PyTree, right: PyTree) -> PyTree:
-    """Parameters whose adapters add share A_l B_l + (1 - share) A_r B_r, of twice the rank; all else is interpolated.
+    """Parameters whose adapters add share A_l B_l + (1 - share) A_r B_r, of twice the rank; the rest is interpolated.
 
     Args:
       share: weight of the left parameters.

@@ -31,7 +31,7 @@ def score(
         x, y = rows
         return task.kept(predict(personal, x).astype(jnp.float32), y)
 
-    # A loop of one batch takes five times as long to compile as the batch.
+    # Compiling a loop of one batch takes five times as long as compiling the batch.
     rows, is_one_batch = (data.x, data.y), len(data.mask) <= FORWARD_BATCH
     outputs = kept(rows) if is_one_batch else map_examples(kept, rows, data.mask)
     has_examples = jnp.any(data.mask)
@@ -171,13 +171,13 @@ def _mean(values: np.ndarray) -> float:
 
 
 class Transfer(NamedTuple):
-    """What is kept and gained over the phases of a run, in the units of the scores.
+    """Forgetting and gains over the phases of a run, in the units of the scores.
 
     Attributes:
       average: mean score over the phases so far.
-      forgetting: mean over the earlier phases of how much worse the score is than the best one at the end of a phase
-        since then; NaN in the first phase.
-      forward: mean over the phases after the first of how much better the score was before the phase than before any
+      forgetting: mean over the earlier phases of the gap between the score now and the best score at the end of any
+        phase since then; NaN in the first phase.
+      forward: mean over the phases after the first of the score just before the phase minus the score before any
         training; NaN in the first phase.
     """
 
@@ -194,8 +194,8 @@ def transfer(after: np.ndarray, untrained: np.ndarray, *, higher_is_better: bool
 
     Args:
       after: a [p + 1, P], mean score over clients at the end of phase l, from 0, on the test examples of phase q.
-      untrained: b [P], the same before the first round.
-      higher_is_better: False for errors, whose differences are turned around.
+      untrained: b [P], these scores before the first round.
+      higher_is_better: False for errors, whose differences change sign.
 
     Example:
       >>> import numpy as np

@@ -1,4 +1,4 @@
-"""Mini-batches of a client's masked examples: how many there are, and in which order."""
+"""Mini-batches of a client's masked examples: their number and their order."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -70,7 +70,7 @@ def epoch_order(key: PRNGKey, mask: jax.Array, length: int) -> jax.Array:
 
 
 def first_in_fixed_order(mask: jax.Array, length: int | jax.Array) -> jax.Array:
-    """Real rows that are among the first in the order of an epoch without shuffling: bool [n].
+    """Real rows among the first `length` in the order of an epoch without shuffling: bool [n].
 
     Args:
       mask: [n], the real rows.

@@ -1,4 +1,4 @@
-"""Optimizer steps: SGD as PyTorch has it, and a step with any optimizer."""
+"""Optimizer steps: SGD with PyTorch's update rule, and a step with any optimizer."""
 
 import jax
 import optax
@@ -26,7 +26,7 @@ def sgd(
         g = gradient + weight_decay * params;  v = momentum * v + g;  params = params - lr * v
 
     Args:
-      lr: learning rate; a number or a traced scalar, as are the other arguments.
+      lr: learning rate; a number or a traced scalar, like the other arguments.
       momentum: factor of the velocity v, which starts at zero.
       weight_decay: factor of params in the gradient g, before the momentum.
 
@@ -84,7 +84,7 @@ def descend(
     Args:
       optimizer, gradient, params, opt_state: as in optax.
       statistics: new running statistics of batch normalization, which the loss returns beside its value; () for none.
-        They replace the old ones, whatever the optimizer does to these.
+        They replace the old statistics, whatever the optimizer does to those.
       value: value of the loss, for an `optax.GradientTransformationExtraArgs`; None if the training has none.
 
     Raises:

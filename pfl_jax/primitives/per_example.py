@@ -9,7 +9,7 @@ gradients follow from the layer's input and the gradient at its output:
     scale         || sum_p a_bp * delta_bp ||^2        of a normalization
 
 One backward pass over a mini-batch therefore gives the norms of all its examples. The operations are found in the jaxpr
-of a loss, so its network may be of any library. Each of them gets a tap: an identity whose backward pass passes the
+of a loss, so its network may be of any library. Each operation gets a tap: an identity whose backward pass passes the
 gradient through and adds the layer's squared norms to the gradient with respect to a probe, a vector of zeros [B] that
 all taps share. The gradient of the summed losses with respect to the probe is then the vector of squared norms. A
 second kind of tap gives the weighted sum of the per-example gradients: its backward pass computes the parameter's
@@ -71,7 +71,7 @@ class _Moved(NamedTuple):
     """Leaf whose entries were moved.
 
     Attributes:
-      leaf: its number.
+      leaf: number of the leaf.
       moves: equations of the moves, in order.
     """
 
@@ -102,7 +102,7 @@ def replace_operations(
       params: any pytree of arrays.
       batch: a mini-batch.
       replacement: operation -> its output.
-      elsewhere: called with the number of a leaf where anything else uses it.
+      elsewhere: called with the number of a leaf that anything else uses.
 
     Returns:
       The scalar.
@@ -198,15 +198,15 @@ def _repeats(moves: tuple[Any, ...]) -> bool:
 def have_closed_form(
     loss: KeylessLoss, params: PyTree, batch: ClientData, rows: int, *, free_terms: bool = False
 ) -> bool:
-    """Whether the gradients of single examples follow from operations on rows, where no leaf is used twice.
+    """Whether the gradients of single examples follow from operations on rows, in which no leaf is used twice.
 
-    This is read off the loss's program for `rows` and for FEW examples, since an operation could have as many rows by
-    chance. Operations inside of another transformation do not count.
+    This is read off the loss's program for `rows` and for FEW examples, since an array could have one of these numbers
+    of rows by chance. Operations inside of another transformation do not count.
 
     Args:
       loss: (params, ClientData) -> scalar.
       params: any pytree of arrays.
-      batch: a mini-batch, of which only shapes and types count.
+      batch: a mini-batch; only its shapes and types count.
       rows: number of examples with which gradients are computed.
       free_terms: whether leaves may be used elsewhere too, in terms that depend on no example.
     """

@@ -54,7 +54,7 @@ def private_gradient(
       size: expected number of examples.
 
     Returns:
-      As params.
+      A tree like params.
 
     Reference:
       Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang. Deep Learning with Differential Privacy. CCS 2016.
@@ -122,7 +122,7 @@ def clipped_gradient_sum(
 
 
 def _with_key_of_row(loss: Loss, params: PyTree, batch: ClientData) -> jax.Array:
-    """Loss on rows with y = (labels, keys), of which the first key is used."""
+    """Loss on rows with y = (labels, keys); only the first key is used."""
     y, keys = batch.y
     return loss(params, batch._replace(y=y), keys[0])
 

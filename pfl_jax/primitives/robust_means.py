@@ -56,8 +56,8 @@ def coordinate_median(x: jax.Array, w: jax.Array) -> jax.Array:
 def trimmed_mean(x: jax.Array, w: jax.Array, share: float | jax.Array) -> jax.Array:
     """Weighted mean of every coordinate without a share of the weight at each end (Yin et al. 2018, Definition 2).
 
-    A client at the border counts with the part of its weight that remains. For equal weights and a whole number share M
-    of clients, these are the clients between the share M smallest and the share M largest.
+    A client at the border counts with the part of its weight that remains. For equal weights and a whole number share
+    M, the clients between the share M smallest and the share M largest remain.
 
     Args:
       x: vectors [M, D].
@@ -74,7 +74,7 @@ def trimmed_mean(x: jax.Array, w: jax.Array, share: float | jax.Array) -> jax.Ar
     x, w, ends = _sorted(x, w)
     total = ends[-1]
     kept = jnp.minimum(ends, (1 - share) * total) - jnp.maximum(ends - w, share * total)
-    # Otherwise the rounding of a left-out client's weight would count if its vector is large enough.
+    # Otherwise the rounding of a left-out client's weight would count if the client's vector is large enough.
     kept = jnp.where((w > 0) & (kept > TOLERANCE * total), kept, 0.0)
     divisor = jnp.sum(kept, axis=0)
     return jnp.sum(kept * x, axis=0) / jnp.where(divisor > 0, divisor, 1.0)
@@ -130,7 +130,7 @@ def geometric_median(x: jax.Array, w: jax.Array) -> jax.Array:
 
         z <- sum_i b_i x_i / sum_i b_i,   b_i = w_i / max(nu, ||z - x_i||),   from the weighted mean
 
-    There are ITERATIONS steps, and nu is SMOOTHING (the paper's Algorithm 2; it finds a few steps to be enough in
+    There are ITERATIONS steps, and nu is SMOOTHING (the paper's Algorithm 2; the paper finds a few steps enough in
     practice). The point stays bounded while attackers have less than half of the weight.
 
     Args:
@@ -160,7 +160,7 @@ def robust_mean(statistic: Statistic, values: PyTree, weights: jax.Array) -> Mea
 
     All arrays of a value are one vector. Where weights lie along the leading axes of the values, such as the examples
     of each class [K] of class means [K, d], each class has its own statistic, over the clients that have a weight for
-    it.
+    this class.
 
     Args:
       statistic: see `Statistic`.

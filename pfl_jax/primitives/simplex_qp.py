@@ -26,7 +26,7 @@ MANY = 100
 """Number of programs from which a log record says, while they are traced, that they take their time."""
 
 SECONDS = 2e-7
-"""Seconds of one CPU core for a program, for each entry of P: docs/performance.md, 300 clients."""
+"""Seconds of one CPU core for each program and each entry of P, measured with 300 clients (docs/performance.md)."""
 
 BATCH_ENTRIES = 2**27
 """Entries of the matrices that an accelerator solves at once: 1 GiB in float64, 512 programs of 512 clients."""
@@ -183,7 +183,7 @@ def _minimizer(matrix: jax.Array, linear: jax.Array, solver: Solver, tolerance: 
 
 @_minimizer.defjvp
 def _(solver, tolerance, floor, program, change):
-    """The optimality conditions stay satisfied.
+    """Derivatives of the weights, with which the optimality conditions stay satisfied.
 
     On the support, where P x + c = y 1 and sum x = 1:    P dx - dy 1 = -(dP x + dc),    sum dx = 0
     """
@@ -191,7 +191,7 @@ def _(solver, tolerance, floor, program, change):
     matrix_change, linear_change = change
     weights = _minimizer(matrix, linear, solver, tolerance, floor)
     gradient = matrix @ weights + linear
-    # Of x_j and its multiplier, one is zero, and the other positive.
+    # Either x_j or its multiplier is zero, and the other one is positive.
     support = weights > gradient - jnp.min(gradient)
     return weights, simplex_solvers.change_on_support(matrix, matrix_change @ weights + linear_change, support)
 
@@ -209,7 +209,7 @@ def _map_programs(solve: Callable[[PyTree], PyTree], inputs: PyTree, entries: in
     """Solve programs of `entries` entries: one after another on a CPU, many at once on an accelerator."""
     number = len(jax.tree.leaves(inputs)[0])
     if number >= MANY:
-        # While JAX traces it, before the first round: an exported program (`in_float64`) cannot count aloud.
+        # Logged while JAX traces, before the first round: an exported program (`in_float64`) cannot log.
         programs = f"{number:,} quadratic programs of {math.isqrt(entries):,} variables"
         logger.info("a round solves %s, in some %.1f s of a CPU core", programs, SECONDS * number * entries)
     # A batched factorization waits for threads of XLA's pool. Two CPU devices that solve at the same time can use up

@@ -71,7 +71,7 @@ def _jaxopt() -> Any:
 
 
 def projected_gradient(matrix: jax.Array, linear: jax.Array, *, floor: float) -> jax.Array:
-    r"""Find the support of the minimizer by gradient steps of jaxopt, and solve on it exactly.
+    r"""Find the support of the minimizer by gradient steps of jaxopt, and solve exactly on this support.
 
     jaxopt.ProjectedGradient finds most of the support. Then `change_on_support` minimizes over {sum x = 1} on the
     support, weights that become negative leave it, and the most promising coordinate, the smallest entry of the

@@ -1,4 +1,4 @@
-"""Graphs between the clients of a round that have no server, and the matrices by which they mix their models."""
+"""Graphs between the clients of a round without a server, and the matrices by which clients mix their models."""
 
 import re
 from typing import Annotated, Any, TypeAlias
@@ -32,7 +32,7 @@ Topology: TypeAlias = Annotated[str, Check(_check)]
 def graph_links(
     topology: str, key: PRNGKey, identities: jax.Array, cohort: Cohort, *, directed: bool = False
 ) -> jax.Array:
-    """Links of a round's graph, bool [M, M]: whether client i receives from client j. None to itself.
+    """Links of a round's graph, bool [M, M]: whether client i receives from client j, never from itself.
 
     A graph with a name has the present clients as nodes, 0 to m - 1 in the order of the fingerprints of their data: a
     client's place does not depend on its number, and the graph closes around absent clients. Node r sends to
@@ -43,7 +43,7 @@ def graph_links(
         full          all
         erdos_renyi:P  each other node with probability P, drawn anew in every round
 
-    and "0-1 1-2" are links between clients by number, of which a round has those whose two ends are present. Without
+    and "0-1 1-2" are links between clients by number; a round has the links whose two ends are present. Without
     `directed` each link goes both ways.
 
     Args:
@@ -55,7 +55,7 @@ def graph_links(
 
     Raises:
       InvalidInput: unknown text, a client that the federation does not have, or links by number that do not connect all
-        of its clients (if directed: there are two of them without a way from one to the other).
+        of its clients (if directed: in which one client cannot reach another).
     """
     _check("topology", topology)
     name, _, number = topology.partition(":")

@@ -18,7 +18,7 @@ _Dataclass = TypeVar("_Dataclass", bound=type)
 def register_unchecked(kind: _Dataclass) -> _Dataclass:
     """Register a frozen dataclass as a pytree whose operations do not call `__post_init__`.
 
-    As `jax.tree_util.register_dataclass`, with fields of metadata {"static": True} outside the tree. A tree that JAX
+    Like `jax.tree_util.register_dataclass`, with fields of metadata {"static": True} outside the tree. A tree that JAX
     makes of it may hold values that the checks of `__post_init__` would refuse, such as derivatives.
 
     Args:
@@ -78,7 +78,7 @@ def map_statistics(fn: Callable[..., Any], tree: PyTree, *others: PyTree) -> PyT
 
     Args:
       fn: (leaf of tree, leaf of each other tree) -> leaf.
-      tree: any tree that holds backbones, or nothing but a backbone.
+      tree: any tree that holds backbones, or a backbone itself.
       others: trees of the same structure.
 
     Example:

@@ -1,4 +1,4 @@
-"""Conformance checks for methods of your own, from your own tests; any test runner will do.
+"""Conformance checks of your own methods in your own tests, with any test runner.
 
     def test_my_method():
         pfl_jax.testing.check_method(my_method)
@@ -72,11 +72,11 @@ def check_method(
                 check(subject)
         except Exception as error:
             what = (check.__doc__ or "").partition("\n")[0]
-            raise AssertionError(f"{name}: {what} But: {_said(error, factory)}") from error
+            raise AssertionError(f"{name}: {what} But: {_message(error, factory)}") from error
 
 
-def _said(error: Exception, factory: Callable[..., Method]) -> str:
-    """What an error says; of an error in the method itself also where it was, and the trees that the method keeps."""
+def _message(error: Exception, factory: Callable[..., Method]) -> str:
+    """Message of an error; if it is in the method itself, also its place and the trees that the method keeps."""
     text = shortened(" ".join(str(error).split()), 1000)
     if isinstance(error, AssertionError):
         return text
@@ -84,7 +84,7 @@ def _said(error: Exception, factory: Callable[..., Method]) -> str:
     file = inspect.getsourcefile(inspect.unwrap(function_of(factory))) or ""
     frame, trees = last_frame(error, {file}), ""
     where = f"{Path(file).name}, line {frame.lineno}, in {frame.name}: " if frame else ""
-    # Where its states cannot be made either, the error is about that.
+    # If the method's states cannot be made either, the error is about that.
     with contextlib.suppress(Exception):
         trees = " (state of the server: {}; of a client: {})".format(*state_trees(factory))
     return f"{where}{kind}{text}{trees}"

@@ -151,7 +151,7 @@ def check_clients_outside(subject: Subject) -> None:
 def check_absent(subject: Subject) -> None:
     """Clients whose message does not arrive count as if they had not been drawn, whatever their new state.
 
-    Padding and the order of the clients do not count either. All of this holds for states and `Info` of the subject.
+    Padding and the order of the clients have no effect either. All of this holds for states and `Info` of the subject.
     """
     method = subject.build()
 
@@ -195,7 +195,7 @@ def check_absent(subject: Subject) -> None:
 
 
 def check_options(subject: Subject) -> None:
-    """Absence, padding and order do not count with other values of the subject's choices and switches either."""
+    """Absence, padding and order have no effect with other values of the subject's choices and switches either."""
     for name, other in subject.others().items():
         try:
             check_absent(other)
@@ -299,4 +299,4 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
     "vmap": check_vmap,
     "learning": check_learning,
 }
-"""All of them, by name."""
+"""All checks by name."""

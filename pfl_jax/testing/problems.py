@@ -1,4 +1,4 @@
-"""Tiny federation and model on which a method trains within a second, and all of its arrays can be looked at."""
+"""Tiny federation and model: a method trains on them within a second, and all arrays can be inspected."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -59,8 +59,8 @@ def check_part(name: str, part: PyTree) -> None:
     """Raise InvalidInput unless a part of the tiny model, its backbone or head, has the leaves of one.
 
     Args:
-      name: of the part.
-      part: what a method gives the model for it.
+      name: name of the part.
+      part: the tree that a method gives the model in its place.
     """
     leaves = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(part)]
     if sorted(leaves) != ["bias", "kernel"]:

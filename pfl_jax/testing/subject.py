@@ -43,7 +43,7 @@ class Subject:
     ):
         self.given: dict[str, Any] = dict(values)
         recipe = {field.name: values.pop(field.name) for field in fields(LocalTraining) if field.name in values}
-        # One after the other: given local_steps take the place of the problem's epochs.
+        # In two steps, so that given local_steps replace the problem's epochs.
         self.training: LocalTraining = default_training(factory).replace(**HYPER_PARAMETERS).replace(**recipe)
         self.factory, self.task, self.values = factory, task, values
         self.model: Model = tiny_model(task) if model is None else model
@@ -51,7 +51,7 @@ class Subject:
         self._engines: dict[tuple[int, bool], Engine] = {}
 
     def build(self, **changes: Any) -> Method:
-        """The method, with changes of its hyper-parameters where some are given."""
+        """The method, with these changes of its hyper-parameters."""
         return make_method(self.factory, self.model, self.training, **self.values | changes)
 
     @property

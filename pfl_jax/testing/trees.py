@@ -12,10 +12,10 @@ from pfl_jax.networks import models
 from pfl_jax.testing.problems import HYPER_PARAMETERS
 
 LETTERS = {13: "K", 17: "d"}
-"""Sizes, which methods have for nothing else, -> their letters."""
+"""Sizes -> their letters; methods use these sizes for nothing else."""
 
 MOST_LEAVES = 3
-"""Largest tree inside of another one whose leaves have words of their own, unless it is a named tuple."""
+"""Most leaves of an inner tree that is described leaf by leaf; named tuples always are."""
 
 
 def state_trees(factory: Callable[..., Method], **hyper_parameters: Any) -> tuple[str, str]:
@@ -28,7 +28,7 @@ def state_trees(factory: Callable[..., Method], **hyper_parameters: Any) -> tupl
 
     Args:
       factory: (model, training, *, ...) -> Method, such as one of `pfl_jax.METHODS`.
-      **hyper_parameters: in place of the factory's defaults.
+      **hyper_parameters: values in place of the factory's defaults.
 
     Example:
       >>> from pfl_jax import methods, testing
@@ -55,8 +55,8 @@ def words(tree: PyTree, params: PyTree, *, inside: bool = False) -> str:
 
     Args:
       tree: the tree.
-      params: shapes of the model's.
-      inside: whether it is inside of another one.
+      params: shapes of the model's parameters.
+      inside: whether the tree is inside another one.
     """
     leaves = jax.tree.leaves(tree)
     if not leaves:
@@ -66,7 +66,7 @@ def words(tree: PyTree, params: PyTree, *, inside: bool = False) -> str:
             shapes = [(leaf.shape, other.shape) for leaf, other in zip(leaves, jax.tree.leaves(part), strict=True)]
             if all(shape == other for shape, other in shapes):
                 return name
-            # A leading axis more.
+            # With one more leading axis.
             (count, *_), _ = shapes[0] if shapes[0][0] else ((0,), ())
             if all(shape == (count, *other) for shape, other in shapes):
                 return f"{count} x {name}"

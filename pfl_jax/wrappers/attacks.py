@@ -1,7 +1,7 @@
-"""A client that attacks: labels flipped in its training data, or its update flipped or replaced by noise.
+"""Attacks of a client: flipped labels in its training data, or an update that is flipped or replaced by noise.
 
-An attacker trains and scores as all others do, and knows nothing of them. `pfl_jax.Settings` determines which clients
-attack: this is a property of the federation, so that every method is attacked by the same clients.
+An attacker trains and is scored like all other clients, and knows nothing of them. `pfl_jax.Settings` determines which
+clients attack: this is a property of the federation, so that every method is attacked by the same clients.
 """
 
 import itertools
@@ -30,10 +30,10 @@ def attacked(
 
         signs: r - scale (v - r);   noise: r + scale rms(v - r) z with standard normal z
 
-    where r are the received parameters that it trained to v, zero for values that have none, such as class means; see
+    where r are the received parameters from which it trained v, zero for values without, such as class means; see
     `trained_from` of `pfl_jax.base.Method`. rms is the root mean square over an array, so that noise with scale 1 is as
-    long as the update that it replaces. Weights, exact means (`pfl_jax.base.Exact`) and other parts of its messages
-    stay.
+    long as the update that it replaces. Weights, exact means (`pfl_jax.base.Exact`) and other parts of its messages do
+    not change.
 
     Args:
       method: the method to derive from.

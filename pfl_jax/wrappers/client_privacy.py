@@ -96,7 +96,7 @@ def private_clients(method: Method, recipe: ClientPrivacy) -> Method:
 def _mean_of(message: Message) -> Mean:
     """The `Mean` of parameters in a message."""
     part = message if isinstance(message, Mean) else getattr(message, "backbone", None)
-    # Not a clipped update, and not a value for another statistic.
+    # Neither a clipped update nor a value for another statistic.
     if type(part) is not Mean:
         raise InvalidInput("client_clip is for methods whose server takes a mean of parameters")
     return part

@@ -40,8 +40,8 @@ class CompressedClient(NamedTuple):
 
     Attributes:
       state: state of the client of the plain method.
-      memory: message with, in place of each `Mean`, a tree like its value: for received parameters the error that is
-        still to be sent, for all others the value that the server has; () for other parts.
+      memory: tree like the message. In place of each `Mean` is a tree like its value, with the error still to be sent
+        for received parameters, and the value that the server has for all others; () for other parts.
     """
 
     state: Client
@@ -65,12 +65,12 @@ def compressed(method: Method, recipe: Compression) -> Method:
     (`pfl_jax.base.Exact`), parts of the message that are not a `Mean`, and the server's messages are not compressed.
 
     Args:
-      method: the method to derive from. One whose messages have no `Mean`, or only exact ones, is refused when it runs.
+      method: the method to derive from. If its messages have no `Mean`, or only exact ones, it is refused when it runs.
       recipe: the encoding, see `pfl_jax.primitives.compressors`; with none, and with quantize:32, the method is
         returned unchanged.
 
     Returns:
-      A `Method` with a `CompressedClient`; the rest is as in `method`.
+      A `Method` with a `CompressedClient`; everything else is unchanged.
 
     Raises:
       InvalidInput: an unknown encoding, or a number out of its range.
@@ -84,8 +84,8 @@ def compressed(method: Method, recipe: Compression) -> Method:
 
     Deviations:
       A client takes part now and then, and its error waits for its next round. A client that drops out does not know
-      that its message is lost: the lost update is not sent again. The changes of h that did not arrive come with the
-      next one, and are counted once.
+      that its message is lost: the lost update is not sent again. Changes of h that did not arrive are sent with the
+      next change, and counted once.
     """
     encoding = _compressor(*COMPRESSORS.parse(recipe.compress, "compress"))
     if encoding is None:
@@ -151,7 +151,7 @@ class _Sent(NamedTuple):
 def _send(
     encoding: compressors.Compressor, key: PRNGKey, part: Mean, memory: PyTree, base: PyTree, is_received: PyTree
 ) -> _Sent:
-    """`Mean` that the server has after decoding, and the next memory of it; base and is_received by `trained_from`."""
+    """`Mean` that the server has after decoding, and its next memory; base and is_received are from `trained_from`."""
     base = _choose(is_received, base, memory)
     error = _choose(is_received, memory, jax.tree.map(jnp.zeros_like, memory))
     change = jax.tree.map(lambda v, r, e: v - r + e, part.value, base, error)
@@ -167,7 +167,7 @@ def _choose(flags: PyTree, left: PyTree, right: PyTree) -> PyTree:
 
 
 def _compressor(name: str, number: float | None) -> compressors.Compressor | None:
-    """Encoding of a name and its number; None for no compression."""
+    """Encoding for a name and its number; None for no compression."""
     if name == "sign":
         return compressors.sign_compressor()
     if name == "topk" and number is not None:

@@ -11,7 +11,7 @@ def fine_tuned(method: Method, tuning: Method) -> Method:
     Args:
       method: the method to derive from.
       tuning: method with the same server and client states, whose local training is the fine-tuning. Under the protocol
-        `received` clients deploy the model right after it.
+        `received`, clients deploy its result.
     """
 
     def personalize(key, server, client, data):

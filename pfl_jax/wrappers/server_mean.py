@@ -20,7 +20,7 @@ MEANS = Words(
 """Values of `ServerMean.server_mean`."""
 
 ATTACKING = 0.2
-"""Share of the clients that Krum and Multi-Krum take for possible attackers if none is given."""
+"""Share of the clients that Krum and Multi-Krum take for possible attackers if no share is given."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ def robust(method: Method, recipe: ServerMean) -> Method:
     """Method whose server takes a robust statistic wherever the server of `method` takes a weighted mean.
 
     Each `Mean` of the messages arrives with the statistic of the present clients' values and the sum of their weights,
-    see `pfl_jax.primitives.robust_means`. A server needs the single messages for it: no device adds them up as clients
-    finish. Other parts of the messages, and exact means (`pfl_jax.base.Exact`), are as in `method`. Krum chooses a
-    client for each `Mean` separately.
+    see `pfl_jax.primitives.robust_means`. For it the server needs every single message: devices do not add messages up
+    as clients finish. Other parts of the messages, and exact means (`pfl_jax.base.Exact`), are as in `method`. Krum
+    chooses a client for each `Mean` separately.
 
     Args:
-      method: the method to derive from. One whose messages have no `Mean`, or only exact ones, is refused when it runs.
+      method: the method to derive from. If its messages have no `Mean`, or only exact ones, it is refused when it runs.
       recipe: the statistic; with mean, and with trimmed:0, the method is returned unchanged.
 
     Returns:
@@ -62,7 +62,7 @@ def robust(method: Method, recipe: ServerMean) -> Method:
       Federated Learning. IEEE Transactions on Signal Processing 2022 (geometric median).
 
     Deviations:
-      Median, trimmed mean and Multi-Krum have the clients' weights, where the papers have equal weights. An attacker
+      Median, trimmed mean and Multi-Krum use the clients' weights, the papers equal weights. An attacker
       states its weight truthfully here.
     """
     statistic = _statistic(*MEANS.parse(recipe.server_mean, "server_mean"))
@@ -104,7 +104,7 @@ def robust(method: Method, recipe: ServerMean) -> Method:
 
 
 def _statistic(name: str, number: float | None) -> Statistic | None:
-    """Statistic of a name and its number; None for the weighted mean."""
+    """Statistic for a name and its number; None for the weighted mean."""
     if name == "trimmed" and number:
         return partial(robust_means.trimmed_mean, share=number)
     if name in ("krum", "multi_krum"):

@@ -111,7 +111,7 @@ def server_optimized(method: Method, recipe: ServerOptimizer) -> Method:
       A `Method` with the optimizer's state as additional server state, see `pfl_jax.wrappers.server_state`.
 
     Raises:
-      InvalidInput: an unknown optimizer, a number for an optimizer where there is none, or a method that is not
+      InvalidInput: an unknown optimizer, a number without an optimizer, or a method that is not
         `server_is_mean`.
 
     Reference:
