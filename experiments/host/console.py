@@ -110,11 +110,9 @@ class RoundProgress(Progress):
         `over` is the number of these clients in words, "" for all."""
         self._durations.append(seconds)
         percent, name = self._score.percent, self._score.name
-        shown = (
-            "not evaluated yet"
-            if accuracy is None
-            else f"{score_text(accuracy, percent=percent)}{' %' * percent} {name}"
-        )
+        shown = "not evaluated yet"
+        if accuracy is not None:
+            shown = f"{score_text(accuracy, percent=percent)}{' %' * percent} {name}"
         parts = [f"{self._headline} {shown}{f' over {over}' if over else ''}", f"{examples_per_second:,.0f} examples/s"]
         # The first round, with compilation, says nothing about the others.
         if len(self._durations) > 1:

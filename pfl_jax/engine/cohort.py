@@ -224,6 +224,10 @@ def staleness(round_index: jax.Array, settings: RoundSettings) -> jax.Array | No
     return jnp.asarray(settings.timetable.staleness, jnp.int32)[round_index]
 
 
+LAST = -1e3
+"""Logarithm in place of that of weight zero: below all others of float32, and such clients are still drawn at random."""
+
+
 def _scores(
     key: PRNGKey,
     round_index: jax.Array,
@@ -247,7 +251,7 @@ def _scores(
         own_key = jax.random.fold_in(jax.random.fold_in(key, SELECTION), round_index)
         weights = jnp.asarray(selection.weights(own_key, round_index, counts, known, size), jnp.float32)
         check_shapes(weights=(weights, "N"), counts=(counts, "N"))
-        scores += jnp.where(weights > 0, jnp.log(weights), -jnp.inf)
+        scores += jnp.where(weights > 0, jnp.log(weights), LAST)
     return scores
 
 

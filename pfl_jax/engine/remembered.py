@@ -44,7 +44,8 @@ def values_read(it: Any) -> str:
     """Digest of the NumPy arrays, numbers and texts that functions read besides their arguments.
 
     A compiled program has such values as constants, and a user may change them in place between two runs. The digest
-    covers values that functions close over, also in lists, dicts and objects, and those read by name from their module.
+    covers values that functions close over, also in lists, dicts and objects, and values and functions that they read by
+    name from their module.
 
     Args:
       it: a function, or an object that has functions, such as a method.
@@ -63,8 +64,12 @@ def values_read(it: Any) -> str:
             case np.ndarray():
                 whole.update(f"{one.dtype} {one.shape}".encode() + one.tobytes())
             case types.FunctionType():
-                globals_ = (one.__globals__.get(name) for name in one.__code__.co_names)
-                left += [value for value in globals_ if isinstance(value, (*_PLAIN, np.ndarray, list, dict))]
+                # Values in the function's module, and its other functions, which read more of them: nobody changes
+                # those of installed packages.
+                is_own = "site-packages" not in one.__code__.co_filename
+                for value in map(one.__globals__.get, one.__code__.co_names):
+                    if isinstance(value, (*_PLAIN, np.ndarray, list, dict)) or (is_own and _is_beside(one, value)):
+                        left.append(value)
                 left += [one.__defaults__, one.__kwdefaults__, vars(one)]
                 empty = types.CellType()
                 left += [cell.cell_contents for cell in one.__closure__ or () if cell != empty]
@@ -82,6 +87,11 @@ def values_read(it: Any) -> str:
                 left += [value for value in inside if callable(value) or isinstance(value, np.ndarray | list | dict)]
                 left += [getattr(one, "__wrapped__", None)]
     return whole.hexdigest()
+
+
+def _is_beside(function: types.FunctionType, value: Any) -> bool:
+    """Whether a value is a function of the same module."""
+    return callable(value) and not isinstance(value, type) and getattr(value, "__module__", "") == function.__module__
 
 
 _PLAIN = (int, float, complex, str, bytes, types.NoneType, np.generic)

@@ -50,9 +50,15 @@ def test_probabilities_are_the_weights():
     rest = three[~np.isin(three, [2, 5])]
     wanted = np.nan_to_num(np.asarray(LOSSES, np.float64))
     np.testing.assert_allclose(np.bincount(rest, minlength=10) / 6000, wanted / wanted.sum(), atol=0.02)
-    # A weight of zero or NaN is for those who are needed.
+    # Clients whose weight is zero or NaN are drawn if others do not suffice, at random, and before inactive ones.
     some = drawn(lambda *_: jnp.array([0.0, 1, 0, 1, np.nan, 0, 0, 0, 0, 0]), 3, 50)
     assert {1, 3} <= set.intersection(*map(set, some.tolist()))
+    assert set.union(*map(set, some.tolist())) == set(range(10))
+    settings = Settings(rounds=1, select=lambda *_: jnp.array([1e-30, *[0.0] * 9]))
+    active = jnp.arange(10) % 3 == 0
+    for index in range(20):
+        cohort = sample_cohort(jax.random.key(0), index, COUNTS, 4, settings, LOSSES, active)
+        assert cohort.clients.tolist() == [0, 3, 6, 9] and bool(cohort.present.all())
 
 
 def test_power_of_choice_is_the_slow_way():

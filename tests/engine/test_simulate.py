@@ -288,6 +288,10 @@ def test_engines_of_a_few_methods_are_kept():
 FACTOR = 1.0
 
 
+def read_global():
+    return FACTOR
+
+
 class Weight:
     def __init__(self):
         self.array, self.listed, self.named = np.ones(1, np.float32), [1.0], {"factor": 1.0}
@@ -305,8 +309,9 @@ def change_global(_):
         (lambda weight: weight.listed[0], lambda weight: weight.listed.append(weight.listed.pop() + 2)),
         (lambda weight: weight.named["factor"], lambda weight: weight.named.update(factor=3.0)),
         (lambda _: FACTOR, change_global),
+        (lambda _: read_global(), change_global),
     ],
-    ids=["array", "list", "dict", "global"],
+    ids=["array", "list", "dict", "global", "global of a function"],
 )
 def test_a_value_that_a_loss_reads_and_that_changed_between_two_runs_is_the_new_one(read, change, monkeypatch):
     monkeypatch.setitem(globals(), "FACTOR", 1.0)
