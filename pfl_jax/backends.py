@@ -1,4 +1,4 @@
-"""Table of the fastest choices on each kind of device, as measured."""
+"""Table of the fastest choices on each kind of device; only the CPU's were measured."""
 
 import os
 from typing import Literal, NamedTuple, TypeAlias

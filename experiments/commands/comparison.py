@@ -207,7 +207,7 @@ def table(
     notes = _notes(compared, reference, rest)
     if is_own and compared.reference is None:
         notes.append(
-            f"{reference} was chosen on test examples: give --reference, or make the runs with --val-fraction."
+            f"{reference} was chosen by test accuracy: give --reference, or compare runs that all have --val-fraction."
         )
     elif is_own:
         notes.append(f"{reference}, the best on validation examples, is the reference; --reference names another.")
@@ -235,8 +235,8 @@ def _notes(compared: Compared, reference: str, found: Mapping[str, Difference]) 
         notes.append("One seed: the intervals are over clients alone, and other seeds may differ more.")
     elif many < compare.FEWEST_RUNS:
         notes.append(
-            f"{many} seeds: an interval that contains 0 does not show that methods are alike, since so few find only "
-            f"large differences; run {compare.FEWEST_RUNS} or more."
+            f"{many} seeds show only large differences: an interval that contains 0 does not mean that methods are "
+            f"alike; run {compare.FEWEST_RUNS} seeds or more."
         )
     return notes
 

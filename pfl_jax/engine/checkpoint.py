@@ -66,7 +66,7 @@ class Checkpoints:
         self._process, self._processes = process, processes
 
     def save(self, state: State, record: dict[str, Any], clients: np.ndarray | None = None) -> None:
-        """Write this process's part of a checkpoint; older ones are removed only after it is complete.
+        """Write this process's part of a checkpoint; then remove older ones. Parts of later rounds are removed before.
 
         Args:
           state: state after a round, of one run or of several with a leading axis (`pfl_jax.engine.sweep`).
@@ -74,7 +74,7 @@ class Checkpoints:
           clients: this process's own clients, ascending; the state has their rows, or the rows of all. None for all.
 
         Raises:
-          CannotWrite: the part cannot be written; earlier checkpoints are kept.
+          CannotWrite: the part cannot be written; checkpoints of earlier rounds are kept.
         """
         number, own = int(np.ravel(state.round)[0]), (self._process, self._processes)
         content = self._content(state, clients)

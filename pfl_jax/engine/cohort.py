@@ -225,7 +225,7 @@ def staleness(round_index: jax.Array, settings: RoundSettings) -> jax.Array | No
 
 
 LAST = -1e3
-"""Logarithm in place of that of weight zero: below all others of float32, and such clients are still drawn at random."""
+"""Logarithm of weight zero: below all others in float32, and such clients are still drawn at random."""
 
 
 def _scores(

@@ -44,8 +44,8 @@ def values_read(it: Any) -> str:
     """Digest of the NumPy arrays, numbers and texts that functions read besides their arguments.
 
     A compiled program has such values as constants, and a user may change them in place between two runs. The digest
-    covers values that functions close over, also in lists, dicts and objects, and values and functions that they read by
-    name from their module.
+    covers values that functions close over, also in lists, dicts and objects, and the values and functions that they read
+    by name from their module.
 
     Args:
       it: a function, or an object that has functions, such as a method.
@@ -67,9 +67,11 @@ def values_read(it: Any) -> str:
                 # Values in the function's module, and its other functions, which read more of them: nobody changes
                 # those of installed packages.
                 is_own = "site-packages" not in one.__code__.co_filename
-                for value in map(one.__globals__.get, one.__code__.co_names):
-                    if isinstance(value, (*_PLAIN, np.ndarray, list, dict)) or (is_own and _is_beside(one, value)):
-                        left.append(value)
+                left += [
+                    value
+                    for value in map(one.__globals__.get, one.__code__.co_names)
+                    if isinstance(value, (*_PLAIN, np.ndarray, list, dict)) or (is_own and _is_beside(one, value))
+                ]
                 left += [one.__defaults__, one.__kwdefaults__, vars(one)]
                 empty = types.CellType()
                 left += [cell.cell_contents for cell in one.__closure__ or () if cell != empty]

@@ -63,8 +63,9 @@ def fedphp(
 
     Deviations:
       The authors' bandwidths of the discrepancy depend on the features; here they are fixed, as in PFLlib
-      (github.com/TsingZ0/PFLlib, commit d832e76). There mu_i grows with the round, not with the client's trainings, and
-      w_i is evaluated. With transfer="features", three full-batch rounds of three clients agree with its code to 1e-6.
+      (github.com/TsingZ0/PFLlib, commit d832e76). In PFLlib mu_i grows with the round, not with the client's trainings,
+      and w_i is evaluated. With transfer="features", three full-batch rounds of three clients agree with its code to
+      1e-6.
     """
     needs_classes(model, "fedphp", "its models learn each other's probabilities of classes")
     if transfer == "features":

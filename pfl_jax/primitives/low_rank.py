@@ -88,7 +88,8 @@ def within_ranks(optimizer: optax.GradientTransformation, end: jax.Array | int) 
 
 
 def draw_rank(key: PRNGKey, tree: PyTree, smallest: int) -> jax.Array:
-    """Rank of a client, int32, drawn by a `key`: from `smallest` to a `tree`'s largest; 1 without adapters."""
+    """Rank of a client, int32, drawn by a `key`: from `smallest` to a `tree`'s largest, which also replaces a
+    larger `smallest`; 1 without adapters."""
     largest = max((one[B].shape[0] for one in find_adapters(tree)), default=1)
     return jax.random.randint(key, (), min(smallest, largest), largest + 1)
 

@@ -58,7 +58,8 @@ def test_probabilities_are_the_weights():
     active = jnp.arange(10) % 3 == 0
     for index in range(20):
         cohort = sample_cohort(jax.random.key(0), index, COUNTS, 4, settings, LOSSES, active)
-        assert cohort.clients.tolist() == [0, 3, 6, 9] and bool(cohort.present.all())
+        assert cohort.clients.tolist() == [0, 3, 6, 9]
+        assert bool(cohort.present.all())
 
 
 def test_power_of_choice_is_the_slow_way():
