@@ -44,8 +44,8 @@ def values_read(it: Any) -> str:
     """Digest of the NumPy arrays, numbers and texts that functions read besides their arguments.
 
     A compiled program has such values as constants, and a user may change them in place between two runs. The digest
-    covers values that functions close over, also in lists, dicts and objects, and the values and functions that they read
-    by name from their module.
+    covers values that functions close over, also in lists, dicts and objects, and the values and functions of their
+    module that they read by name.
 
     Args:
       it: a function, or an object that has functions, such as a method.
