@@ -1,7 +1,7 @@
 """A run's parts, built from its spec: data, federation, model, method, settings."""
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from experiments.run.models import check_scores, models_of, network_positions, w
 from experiments.spec.choices import PRETRAINED
 from experiments.spec.hyper_parameters import scheduled
 from experiments.spec.option_notes import flag, is_own, is_partition_file, label
+from experiments.spec.options import KINDS
 from experiments.spec.own_code import describe_foreign_error, method_factory
 from experiments.spec.spec import Spec, settings_of
 from pfl_jax import simulate
@@ -35,6 +36,7 @@ from pfl_jax.engine.store import Federation
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method as method_of
 from pfl_jax.networks.mixed import mixed
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.tree import byte_count
 from pfl_jax.privacy import Budget
 from pfl_jax.privacy import budgets as budgets_of
@@ -185,7 +187,8 @@ def assemble(
 
 def _values(spec: Spec) -> dict[str, Any]:
     """Hyper-parameters and fields of the recipe of local training; without epochs if --local-steps is given."""
-    names = ("optimizer", "clip_norm", "local_steps", "drop_last", "shuffle", "dp_clip", "dp_noise")
+    # As an option, `augment` is a switch, and in the recipe a function.
+    names = sorted({one.name for one in fields(LocalTraining)} & KINDS.keys() - {"augment"})
     own = {name: value for name, value in spec.hyper_parameters.items() if name != "epochs" or value is not None}
     return {name: getattr(spec, name) for name in names} | own
 

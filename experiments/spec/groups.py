@@ -17,12 +17,12 @@ from experiments.spec.choices import (
     ModelName,
     OnNaN,
     PartitionName,
-    PresetName,
     Protocol,
     Share,
     TaskName,
 )
 from experiments.spec.option_notes import NotInSweeps, Trait, WordsOrOwnCode
+from pfl_jax.data.dirichlet import Protocol as DirichletProtocol
 from pfl_jax.data.preparation import Encode, Impute
 from pfl_jax.data.specs import PixelNormalization, Shift, Source
 from pfl_jax.engine.selection import SELECTIONS
@@ -82,7 +82,7 @@ class Data:
     """Percentage of a client's examples that are spread over all classes, from 0 to 100 (only with grouped)."""
     beta: Annotated[Positive, ReadWith("partition", ("dirichlet",))] = 0.1
     """Concentration of the Dirichlet distribution; clients differ more for smaller values (only with dirichlet)."""
-    dirichlet_protocol: Annotated[PresetName, ReadWith("partition", ("dirichlet",))] = "fedas"
+    dirichlet_protocol: Annotated[DirichletProtocol, ReadWith("partition", ("dirichlet",))] = "fedas"
     """Variant of a paper: fedas merges training and test set and divides each client's examples 75/25, fedpac divides
     the two sets separately (only with dirichlet)."""
     min_size: Annotated[Count | None, ReadWith("partition", ("dirichlet",))] = None

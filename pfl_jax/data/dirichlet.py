@@ -5,7 +5,7 @@ Counts and totals have a leading axis of two: the training and the test set.
 
 import warnings
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from pfl_jax.data.allocation import Partition, Sizes
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
 from pfl_jax.validation import Count, Positive, check_arguments
+
+Protocol: TypeAlias = Literal["fedpac", "fedas"]
+"""Variant of a paper, see `dirichlet`."""
 
 MAX_TRIES = 1_000
 FIRST_TRIES = 20
@@ -34,7 +37,7 @@ def dirichlet(
     num_clients: Count,
     *,
     beta: Positive,
-    protocol: Literal["fedpac", "fedas"] = "fedpac",
+    protocol: Protocol = "fedpac",
     min_size: int | None = None,
     train_size: Sizes | None = None,
     test_size: Sizes | None = None,
