@@ -102,7 +102,8 @@ def page(library: ResultStore, found: Found) -> str:
         cifar10_of_fedas=_cifar10_of_fedas(library),
         collaboration=_collaboration(found[SECTIONS[1]]),
         cifar10_collaboration=_collaboration(_of_table(cifar10, 2)),
-        proto_on_cifar10=any(one.entry.row.paper == "fedpac_replication" for one in cifar10),
+        replication_on_cifar10=[one for one in cifar10 if one.entry.row.paper == "fedpac_replication"],
+        apart=_apart,
         measures=lambda there: [_measures(one) for one in there if one.last],
         fedas_methods=[f"`{method}`" for method in FEDAS_METHODS],
         fedas=_fedas(library),
@@ -154,7 +155,9 @@ def _cifar10_of_fedas(library: ResultStore) -> list[list[str]]:
 
 def _data(rows: Sequence[Compared]) -> str:
     """Names of the data of some rows: "cifar10, JPEG copy"."""
-    return "; ".join(dict.fromkeys(one.entry.data for one in rows))
+    names = dict.fromkeys(one.entry.data for one in rows)
+    # Some machines lacked the note beside the laboratory's one copy of these files.
+    return "; ".join(name for name in names if not name.endswith("in another order") or len(names) == 1)
 
 
 def _readme_cifar10(rows: Sequence[Compared]) -> str:
@@ -220,6 +223,16 @@ def _measures(one: Compared) -> str:
     """Our accuracy minus the paper's by both measures: "`fedpac` -0.66 received, -0.80 trained"."""
     received, trained = (number(value, "+.2f") for value in (one.entry.difference, one.trained_difference))
     return f"`{one.entry.row.method}` {received} received, {trained} trained"
+
+
+def _apart(rows: Sequence[Compared]) -> str:
+    """Differences between two methods by both measures and in the paper; "" unless both have a run."""
+    if len(rows) != 2:
+        return ""
+    measured = [(one.entry.published + one.entry.difference, one.trained, one.entry.published) for one in rows]
+    received, trained, published = (f"{second - first:+.2f}" for first, second in zip(*measured, strict=True))
+    first, second = (f"`{one.entry.row.method}`" for one in rows)
+    return f"{second} minus {first} is {received} received, {trained} trained, and {published} in the paper"
 
 
 def _numbers(entry: Entry) -> list[str]:
