@@ -227,9 +227,15 @@ def _measures(one: Compared) -> str:
 
 def _apart(rows: Sequence[Compared]) -> str:
     """Differences between two methods by both measures and in the paper; "" unless both have a run."""
-    if len(rows) != 2:
+    measured = [
+        (published + difference, trained, published)
+        for one in rows
+        if (published := one.entry.published) is not None
+        and (difference := one.entry.difference) is not None
+        and (trained := one.trained) is not None
+    ]
+    if len(measured) != 2:
         return ""
-    measured = [(one.entry.published + one.entry.difference, one.trained, one.entry.published) for one in rows]
     received, trained, published = (f"{second - first:+.2f}" for first, second in zip(*measured, strict=True))
     first, second = (f"`{one.entry.row.method}`" for one in rows)
     return f"{second} minus {first} is {received} received, {trained} trained, and {published} in the paper"
