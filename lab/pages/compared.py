@@ -115,6 +115,22 @@ def is_close(entry: Entry) -> bool | None:
     return None if entry.difference is None else round(abs(entry.difference), 2) <= CLOSE
 
 
+def apart(rows: Sequence[Compared]) -> str:
+    """Differences between two methods by both measures and in the paper; "" unless both have a run."""
+    measured = [
+        (published + difference, trained, published)
+        for one in rows
+        if (published := one.entry.published) is not None
+        and (difference := one.entry.difference) is not None
+        and (trained := one.trained) is not None
+    ]
+    if len(measured) != 2:
+        return ""
+    received, trained, published = (f"{second - first:+.2f}" for first, second in zip(*measured, strict=True))
+    first, second = (f"`{one.entry.row.method}`" for one in rows)
+    return f"{second} minus {first} is {received} received, {trained} trained, and {published} in the paper"
+
+
 def published_in(section: Section) -> list[Published]:
     """Published accuracies of a section, in the paper's order."""
     where = (section.paper, section.table, section.clients, section.dataset)

@@ -34,6 +34,7 @@ from lab.pages.compared import (
     Found,
     Section,
     by_trained,
+    apart,
     compared,
     counts,
     different,
@@ -103,7 +104,7 @@ def page(library: ResultStore, found: Found) -> str:
         collaboration=_collaboration(found[SECTIONS[1]]),
         cifar10_collaboration=_collaboration(_of_table(cifar10, 2)),
         replication_on_cifar10=[one for one in cifar10 if one.entry.row.paper == "fedpac_replication"],
-        apart=_apart,
+        apart=apart,
         measures=lambda there: [_measures(one) for one in there if one.last],
         fedas_methods=[f"`{method}`" for method in FEDAS_METHODS],
         fedas=_fedas(library),
@@ -223,22 +224,6 @@ def _measures(one: Compared) -> str:
     """Our accuracy minus the paper's by both measures: "`fedpac` -0.66 received, -0.80 trained"."""
     received, trained = (number(value, "+.2f") for value in (one.entry.difference, one.trained_difference))
     return f"`{one.entry.row.method}` {received} received, {trained} trained"
-
-
-def _apart(rows: Sequence[Compared]) -> str:
-    """Differences between two methods by both measures and in the paper; "" unless both have a run."""
-    measured = [
-        (published + difference, trained, published)
-        for one in rows
-        if (published := one.entry.published) is not None
-        and (difference := one.entry.difference) is not None
-        and (trained := one.trained) is not None
-    ]
-    if len(measured) != 2:
-        return ""
-    received, trained, published = (f"{second - first:+.2f}" for first, second in zip(*measured, strict=True))
-    first, second = (f"`{one.entry.row.method}`" for one in rows)
-    return f"{second} minus {first} is {received} received, {trained} trained, and {published} in the paper"
 
 
 def _numbers(entry: Entry) -> list[str]:
