@@ -55,7 +55,7 @@ def plot_curves(
     """
     folders, path = [runs] if isinstance(runs, str | Path) else runs, Path(path).expanduser()
     if path.suffix not in ENDINGS:
-        raise InvalidInput(f"{path}: the name ends in {', '.join(ENDINGS)}")
+        raise InvalidInput(f"{path}: the name must end in {', '.join(ENDINGS)}")
     groups, _ = stored_runs.grouped(*folders)
     save_picture(stored_runs.renamed(groups, names), path, protocol=protocol, width=width, band=band)
 

@@ -11,7 +11,7 @@ from pfl_jax.data.allocation import by_client
 from pfl_jax.data.preparation import Encode, Impute
 from pfl_jax.data.sources import Dataset
 from pfl_jax.data.table import Columns, Names, Roles, Table, check_numbers, join, named_columns, sets
-from pfl_jax.errors import InvalidInput
+from pfl_jax.errors import InvalidInput, shortened
 from pfl_jax.validation import Count, check_value
 
 
@@ -310,8 +310,7 @@ def _numbers(values: np.ndarray, known: np.ndarray, role: str) -> np.ndarray:
     found = np.searchsorted(known, values).clip(max=len(known) - 1)
     strange = values[known[found] != values]
     if len(strange):
-        names = np.unique(strange).astype(str)
-        some = ", ".join(names[:5]) + ", ..." * (len(names) > 5)
+        some = shortened(", ".join(np.unique(strange).astype(str)))
         raise InvalidInput(f"{len(strange)} test rows have a {role} that no training row has: {some}")
     return found.astype(np.int32)
 

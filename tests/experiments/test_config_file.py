@@ -98,7 +98,7 @@ def test_code_that_a_file_names_is_not_executed_unasked(tmp_path):
     ("name", "text", "said"),
     [
         ("run.toml", "rounds = ", "cannot be read"),
-        ("run.json", '{"dataset": "digits", "options": 3, "hyper_parameters": 4, "data": "x.csv"}', "is no config"),
+        ("run.json", '{"dataset": "digits", "options": 3, "hyper_parameters": 4, "data": "x.csv"}', "is not a config"),
         ("run.toml", "[data]\ns = 20", "--data must be a text or None, not a dict"),
         ("run.toml", 'dataset = "cifar10"', "is for cifar10, not digits"),
         ("run.toml", None, "cannot read"),

@@ -276,7 +276,7 @@ def test_settings_with_different_scores_are_no_table(tmp_path, pictures):
             path.write_text(json.dumps(config | {"task": {"scores": ["mse"], "in_percent": []}}))
 
     words = ["--method", "fedper", "--grid", "lr=0.05,0.1"]
-    with pytest.raises(InvalidInput, match="different scores: accuracy in %; mse"):
+    with pytest.raises(InvalidInput, match="different scores have no common table: accuracy in %; mse"):
         results(tmp_path, words, [((0.5,), None), ((0.6,), None)], change)
     assert not (tmp_path / "sweep.json").exists()
     with pytest.raises(InvalidInput, match="--task cannot be in the grid"):
