@@ -4,6 +4,7 @@ import functools
 import hashlib
 import types
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import jax
@@ -66,7 +67,7 @@ def values_read(it: Any) -> str:
             case types.FunctionType():
                 # Values in the function's module, and its other functions, which read more of them: nobody changes
                 # those of installed packages.
-                is_own = "site-packages" not in one.__code__.co_filename
+                is_own = not _INSTALLED & {*Path(one.__code__.co_filename).parts}
                 left += [
                     value
                     for value in map(one.__globals__.get, one.__code__.co_names)
@@ -95,6 +96,9 @@ def _is_beside(function: types.FunctionType, value: Any) -> bool:
     """Whether a value is a function of the same module."""
     return callable(value) and not isinstance(value, type) and getattr(value, "__module__", "") == function.__module__
 
+
+_INSTALLED = {"site-packages", "dist-packages"}
+"""Folders of installed packages."""
 
 _PLAIN = (int, float, complex, str, bytes, types.NoneType, np.generic)
 
