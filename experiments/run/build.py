@@ -60,7 +60,7 @@ class Experiment:
       method: method with its model and hyper-parameters.
       settings: settings of the simulation.
       newcomers: examples of the clients that never take part; None if all take part.
-      phases: data of each phase, of which `data` is the first; None if the data do not change.
+      phases: data of each phase, and `data`, the examples of each client's first phase; None if the data do not change.
       privacy: budgets of differential privacy; empty without clipping.
     """
 
