@@ -181,8 +181,9 @@ def table(
     rest, sign = compared.differences(reference), 1 if compared.higher_is_better else -1
     tests = {name: one.p_value for name, one in rest.items() if one.p_value is not None}
     adjusted = dict(zip(tests, compare.holm(list(tests.values())), strict=True))
-    percent = compared.axis.endswith("%")
+    percent, seeds = compared.axis.endswith("%"), len(compared.seeds)
     text = functools.partial(score_text, percent=percent)
+    signed = functools.partial(text, sign="+")
     by_seed, means = compared.scores.groupby("seed"), compared.means
     worst: Any = by_seed.agg(lambda row: sign * np.sort(sign * row)[: max(1, round(len(row) / 10))].mean()).mean()
     spread: Any = by_seed.std(ddof=0).mean()
@@ -194,8 +195,15 @@ def table(
             "mean": Mean(means[name].to_dict()).text(percent=percent),
             "worst tenth": text(worst[name]),
             "spread": text(spread[name]),
-            f"minus {reference}": apart and text(apart.mean, sign="+"),
-            "95 % interval": apart and f"{text(apart.low, sign='+')} to {text(apart.high, sign='+')}",
+            f"minus {reference}": apart and signed(apart.mean),
+            "95 % interval": apart and f"{signed(apart.low)} to {signed(apart.high)}",
+        }
+        if 1 < seeds < compare.MANY_RUNS:
+            row["each seed"] = apart and " ".join(map(signed, apart.runs))
+        if seeds >= compare.FEWEST_PAIRS:
+            # It holds where some seeds fail, too.
+            row["95 % interval of the median"] = apart and f"{signed(apart.median_low)} to {signed(apart.median_high)}"
+        row |= {
             **({"p (Holm)": number(adjusted.get(name), ".3f")} if tests else {}),
             f"worse than {reference}": apart and f"{100 * apart.worse:.0f} %",
         }
@@ -224,13 +232,6 @@ def _notes(compared: Compared, reference: str, found: Mapping[str, Difference]) 
     if alike := [name for name, one in found.items() if not one.is_clear]:
         notes.append(f"Cannot be told apart from {reference}: {', '.join(alike)} (the interval contains 0).")
     notes += compared.notes
-    text = functools.partial(score_text, percent=compared.axis.endswith("%"), sign="+")
-    if 1 < many < compare.MANY_RUNS:
-        each = (f"{name} {' '.join(map(text, one.runs))}" for name, one in found.items())
-        notes.append(f"Each seed, minus {reference}: {'; '.join(each)}.")
-    if many >= compare.FEWEST_PAIRS:
-        medians = (f"{name} {text(one.median_low)} to {text(one.median_high)}" for name, one in found.items())
-        notes.append(f"95 % interval of the median over seeds, also where some seeds fail: {'; '.join(medians)}.")
     if many == 1:
         notes.append("One seed: the intervals are over clients alone, and other seeds may differ more.")
     elif many < compare.FEWEST_RUNS:

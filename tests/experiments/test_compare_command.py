@@ -73,9 +73,21 @@ def test_clients_are_compared_one_by_one_after_the_last_round(runs):
     want = difference(found.of_runs("local"), found.of_runs("fedpac"))
     assert by_name["local"]["minus fedpac"] == f"{want.mean:+.2f}"
     assert by_name["local"]["95 % interval"] == f"{want.low:+.2f} to {want.high:+.2f}"
+    assert by_name["local"]["each seed"] == " ".join(f"{value:+.2f}" for value in want.runs)
     assert by_name["local"]["worse than fedpac"] == f"{100 * want.worse:.0f} %"
     assert by_name["fedper"]["worse than local"] == "0 %"
     assert any(note.startswith("Cannot be told apart from fedpac: fedper (") for note in notes)
+
+
+def test_from_six_seeds_on_the_interval_of_the_median_is_shown(runs):
+    found = compared(runs[0])
+    later = found.scores.rename(index=lambda seed: seed + 3, level="seed") + np.array([0, 1, 2])
+    found = found._replace(scores=pd.concat([found.scores, later]))
+    _, heads, rows, *_ = table(found)
+    local = dict(zip(heads, rows[-1], strict=True))
+    want = difference(found.of_runs("local"), found.of_runs("fedpac"))
+    assert local["95 % interval of the median"] == f"{want.median_low:+.2f} to {want.median_high:+.2f}"
+    assert "95 % interval of the median" not in table(compared(runs[0])).heads
 
 
 def test_the_reference_can_be_chosen_and_one_seed_is_named(runs):
