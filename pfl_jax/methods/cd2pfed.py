@@ -61,6 +61,11 @@ def select_entries(mask: PyTree, where_true: PyTree, where_false: PyTree) -> PyT
     return jax.tree.map(jnp.where, mask, where_true, where_false)
 
 
+def shared_entries(params: Params, share: float | jax.Array) -> Params:
+    """The params with zeros in their personal entries, which are never sent."""
+    return select_entries(personal_entries(params, share), jax.tree.map(jnp.zeros_like, params), params)
+
+
 def distillation(model: Model, params: Params, personal: PyTree, batch: ClientData, key: PRNGKey) -> jax.Array:
     """Distillation loss (1/2) (KL(p_shared || p_personal) + KL(p_personal || p_shared)) between the two paths.
 
@@ -124,8 +129,9 @@ def cd2pfed(
       otherwise unverified. Unverified choices: linear growth of the personal share from 0, over 20 rounds to one half;
       a symmetric KL divergence; lambda = 1; which channels are personal (the last ones, with their incoming weights; in
       a fully connected layer the weights from personal to shared channels are shared); a teacher without gradient; no
-      temperature. Left out: the paper's moving average of the weights over time (here the weights after training are
-      used unchanged), and a moving average in the teacher.
+      temperature; distillation from the second round on, also before the share is large enough for a personal channel.
+      Left out: the paper's moving average of the weights over time (here the weights after training are used
+      unchanged), and a moving average in the teacher.
     """
     needs_classes(model, "cd2pfed", "its two paths learn each other's probabilities of classes")
     return decouple_channels(
@@ -168,7 +174,7 @@ def decouple_channels(
     def train(key, server, client, data):
         align_key, train_key = jax.random.split(key)
         start, personal = receive(align_key, server, client, data)
-        # Without personal channels there is no personal path, and no distillation.
+        # The first round has no personal path. Later, a path without channels predicts by the head's bias alone.
         strength = jnp.where(current_share(server) > 0, lam, 0.0)
 
         risk = supervised_loss(model)
@@ -178,9 +184,8 @@ def decouple_channels(
             return value + strength * distillation(model, params, personal, batch, key), statistics
 
         params = training.fit(train_key, start, data, loss)
-        # Personal entries are never sent.
-        shared = select_entries(personal, jax.tree.map(jnp.zeros_like, params), params)
-        return LocalResult(CD2Client(params, jnp.ones((), bool)), mean_by_size(shared, data), params)
+        sent = shared_entries(params, current_share(server))
+        return LocalResult(CD2Client(params, jnp.ones((), bool)), mean_by_size(sent, data), params)
 
     def aggregate(key, server, clients, messages, cohort):
         personal = personal_entries(server.params, current_share(server))
@@ -195,5 +200,7 @@ def decouple_channels(
         personalize=lambda key, server, client, data: receive(key, server, client, data)[0],
         predict=model.apply,
         download=lambda server, client: server.params,
+        # Clients send zeros in their personal entries.
+        trained_from=lambda server, client: shared_entries(server.params, current_share(server)),
         privacy=Privacy(training.most_passes, (SIZE,)),
     )

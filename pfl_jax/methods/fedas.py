@@ -133,7 +133,7 @@ def fedas(
       Trees: server FedASServer(backbone, head); client FedASClient(backbone, head, trained: flag).
 
     Info:
-      trace: [M], Fisher trace of each client's trained model on its own examples.
+      trace: [M], Fisher trace of each client's trained model on its own examples; 0 without synchronization.
       weights: [M], weight of each client's backbone in the mean, which sum to 1.
 
     Reference:
@@ -214,6 +214,7 @@ def fedas(
                 "mean feature of each class: with target class_mean a target of training, with global_class_mean sent",
             ),
             refused=aligner.not_private(parallel),
+            deployment=align_epochs if serial or in_turn else 0,
         ),
         hand_over=HandOver(lambda key, *rest: align(jax.random.split(key)[0], *rest), align) if in_turn else None,
     )

@@ -73,7 +73,9 @@ def fedas_cd2(
 
         loss = loss_of_features(model, distance, lambda backbone: select_entries(own, fixed, backbone))
         steps = align_training.replace(epochs=jnp.where(trained, align_epochs, 0))
-        return {**received, "backbone": steps.fit(key, received["backbone"], data._replace(y=targets), loss)}
+        aligned = steps.fit(key, fixed, data._replace(y=targets), loss)
+        # Noise, and optimizers with a weight decay of their own, move entries without a gradient too.
+        return {**received, "backbone": select_entries(own, fixed, aligned)}
 
     method = decouple_channels(model, training, align, share=share, growth_rounds=growth_rounds, lam=lam)
-    return method._replace(privacy=Privacy(align_epochs + training.most_passes, (SIZE,)))
+    return method._replace(privacy=Privacy(align_epochs + training.most_passes, (SIZE,), deployment=align_epochs))

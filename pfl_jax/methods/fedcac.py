@@ -49,7 +49,8 @@ def critical_entries(before: PyTree, after: PyTree, share: float | jax.Array) ->
       before: params before local training.
       after: params after it.
       share: share of the entries of each array, rounded down. If fewer entries changed, only these are critical; if
-        none changed, all entries of the array are.
+        none changed, all entries of the array are. Where the smallest of the share's sensitivities is at most 1e-10,
+        all entries that changed are critical.
 
     Returns:
       A tree of bool arrays. Running statistics of batch normalization are never critical: they are not parameters.
@@ -103,7 +104,7 @@ def collaborators(overlap: jax.Array, present: jax.Array, progress: float | jax.
     Args:
       overlap: o [M, M], see `overlaps`.
       present: [M], bool; absent clients collaborate with nobody.
-      progress: from 0 in the first round; above 1 nobody collaborates unless all overlaps are equal.
+      progress: t / T in round t = 1, 2, ...; above 1 nobody collaborates unless all overlaps are equal.
 
     Returns:
       [M, M], bool; row i has client i's collaborators, itself included.

@@ -83,7 +83,9 @@ def feddpa(
     def deployed(server, own, data):
         rows = jnp.arange(references) % jnp.maximum(jnp.sum(data.mask), 1)
         some = jax.tree.map(lambda leaf: leaf[rows], data.x)
-        return DualParams(server, own, model.features(own["backbone"], some).reshape(references, -1))
+        features = model.features(own["backbone"], some).reshape(references, -1)
+        # A client without examples has none to compare with: zeros give alpha = 0, the global model.
+        return DualParams(server, own, jnp.where(jnp.any(data.mask), features, 0.0))
 
     def predict(personal, inputs):
         features = model.features(personal.own["backbone"], inputs)

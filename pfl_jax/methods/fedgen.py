@@ -219,5 +219,8 @@ def fedgen(
         predict=model.apply,
         download=lambda server, client: (sent(server.params), server.generator, server.shares, server.seed),
         trained_from=lambda server, client: FedGenMessage(sent(server.params), NOT_RECEIVED),
-        privacy=Privacy(training.most_passes, (SIZE, CLASS_SIZES)),
+        privacy=Privacy(
+            training.most_passes,
+            (SIZE, CLASS_SIZES, "fingerprint of the examples: the draws of generated features in the loss"),
+        ),
     )

@@ -15,13 +15,15 @@ from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import choose
 from pfl_jax.validation import Epochs
 
+EXAMPLES = "examples themselves: kept by the client, for its later trainings"
+
 
 def joined(data: ClientData, buffer: ClientData) -> ClientData:
-    """Examples of `data` and `buffer`, each once, [n + B]: first the examples of `data`, padding last.
+    """Examples of `data`, and those of `buffer` that are not in `data`, [n + B]: `data` first, padding last.
 
     Args:
       data: examples [n] of a client.
-      buffer: earlier examples [B]; examples that are in `data` too are left out.
+      buffer: earlier examples [B].
     """
     both = jax.tree.map(lambda one, other: jnp.concatenate([one, other]), data, buffer)
     identity, (number,) = example_fingerprints(both), data.mask.shape
@@ -38,7 +40,10 @@ def kept(data: ClientData, size: int) -> ClientData:
     """
     identity = example_fingerprints(data)
     order = jnp.lexsort((identity[:, 1], identity[:, 0], ~data.mask))
-    found = _rows(data, order[:size])
+    data, identity = _rows((data, identity), order)
+    repeated = jnp.all(identity[1:] == identity[:-1], axis=1)
+    mask = data.mask.at[1:].set(data.mask[1:] & ~repeated)
+    found = _rows(data._replace(mask=mask), jnp.argsort(~mask, stable=True)[:size])
     # Padding may differ from device to device, and the state of a client may not.
     return choose(found.mask, found, jax.tree.map(jnp.zeros_like, found))
 
@@ -86,5 +91,5 @@ def fedreplay(model: Model, training: LocalTraining = LocalTraining(), *, buffer
         return LocalResult(kept(every, buffer_size), mean_by_size(params, data), params)
 
     return fedavg(model, training)._replace(
-        init_client=init_client, local=train, privacy=Privacy(training.most_passes, (SIZE,), clients=())
+        init_client=init_client, local=train, privacy=Privacy(training.most_passes, (SIZE, EXAMPLES), clients=())
     )

@@ -79,7 +79,7 @@ def hetlora(
 
         own_ranks = within_ranks(training.transformation(), rank)
         params = training.fit(key, start, data, penalized, transformation=own_ranks)
-        fewer = jnp.maximum(jnp.floor(gamma * rank), min_rank).astype(jnp.int32)
+        fewer = jnp.minimum(jnp.maximum(jnp.floor(gamma * rank), min_rank), rank).astype(jnp.int32)
         rank = jnp.where(last_ranks(params, rank) < last_ranks(start, rank), fewer, rank)
         params = keep_ranks(params, 0, rank)
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfl_jax.base import ClientData, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey, TrainingLoss
+from pfl_jax.base import ClientData, Exact, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey, TrainingLoss
 from pfl_jax.messages import NOT_RECEIVED
 from pfl_jax.methods.factories import method_factory
 from pfl_jax.primitives.local_training import LocalTraining
@@ -36,10 +36,13 @@ class ScaffoldClient(NamedTuple):
 
 
 class ScaffoldMessage(NamedTuple):
-    """Message of a client: its model w_i and the change c_i+ - c_i of its control variate."""
+    """Message of a client: its model w_i, and the change c_i+ - c_i of its control variate.
 
-    params: Params
-    control_change: Params
+    The change is exact, because the client keeps c_i+: c would otherwise no longer be the mean of the c_i.
+    """
+
+    params: Mean
+    control_change: Exact
 
 
 def effective_steps(steps: jax.Array, momentum: jax.Array | float) -> jax.Array:
@@ -152,14 +155,15 @@ def scaffold(
             gradient = mean_gradient(key, training, loss, server.params, data)
             change = jax.tree.map(jnp.subtract, gradient, client.control)
         trained = jax.tree.map(jnp.add, client.control, change)
-        message = Mean(ScaffoldMessage(params, change), jnp.ones(()))
+        message = ScaffoldMessage(Mean(params, jnp.ones(())), Exact(change, jnp.ones(())))
         return LocalResult(ScaffoldClient(client.control, trained), message, params)
 
     def aggregate(key, server, clients, messages, cohort):
         # (M / N) times the cohort's mean: each of its clients moves the mean of all N by 1 / N of its change.
-        share = messages.weight / cohort.num_clients
-        control = jax.tree.map(lambda c, mean: c + share * mean, server.control, messages.value.control_change)
-        server = ScaffoldServer(interpolate(server_lr, messages.value.params, server.params), control)
+        change = messages.control_change
+        share = change.weight / cohort.num_clients
+        control = jax.tree.map(lambda c, mean: c + share * mean, server.control, change.value)
+        server = ScaffoldServer(interpolate(server_lr, messages.params.value, server.params), control)
         return server, ScaffoldClient(clients.trained, clients.trained), {}
 
     return Method(

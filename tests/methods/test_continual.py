@@ -79,6 +79,14 @@ def test_kept_examples_are_joined_once():
     assert both.mask.tolist() == [True] * 4 + [False] * 3
 
 
+def test_equal_examples_are_kept_once():
+    for first in range(4):
+        repeated = examples([first, first, first, first + 1, first + 2], 6)
+        found = kept(repeated, 4)
+        assert sorted(numbers(found)) == [first, first + 1, first + 2]
+        assert not np.asarray(found.x)[~np.asarray(found.mask)].any()
+
+
 def test_fedreplay_trains_on_what_it_has_seen():
     """In the second phase with a buffer for all, training is that on the examples of both phases."""
     dataset = data.load("digits")

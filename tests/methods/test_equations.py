@@ -263,8 +263,8 @@ def test_without_a_learning_rate_it_stands_still():
 
     server, client, result = train(0.0)
     assert_same(result.client, client)
-    assert_same(result.message.value.params, server.params)
-    chex.assert_trees_all_equal(result.message.value.control_change, jax.tree.map(jnp.zeros_like, server.control))
+    assert_same(result.message.params.value, server.params)
+    chex.assert_trees_all_equal(result.message.control_change.value, jax.tree.map(jnp.zeros_like, server.control))
 
 
 @pytest.mark.parametrize(("drop_last", "steps"), [(False, (6, 10, 8, 4)), (True, (4, 10, 6, 2))])
@@ -274,9 +274,9 @@ def test_each_clients_own_steps_are_counted(drop_last, steps):
     server, local = method.init_server(KEY), jax.jit(method.local)
     for client, own in enumerate(steps):
         start = ScaffoldClient(server.control, server.control)
-        message = local(KEY, server, start, client_data(tiny_federation(), client, "train")).message.value
-        moved = jax.tree.map(lambda a, b, s=own: (a - b) / (s * 0.05), server.params, message.params)
-        chex.assert_trees_all_close(message.control_change, moved, rtol=1e-4, atol=1e-5)
+        message = local(KEY, server, start, client_data(tiny_federation(), client, "train")).message
+        moved = jax.tree.map(lambda a, b, s=own: (a - b) / (s * 0.05), server.params, message.params.value)
+        chex.assert_trees_all_close(message.control_change.value, moved, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("steps", [{"optimizer": "adam"}, {"clip_norm": 0.1}], ids=["adam", "clipped"])
@@ -290,4 +290,4 @@ def test_control_variates_with_adam_are_gradients(steps):
     want, _ = jax.jit(jax.grad(supervised_loss(model), has_aux=True))(server.params, data, jax.random.key(0))
     chex.assert_trees_all_close(result.client.trained, want, rtol=1e-4, atol=1e-6)
     change = jax.tree.map(jnp.subtract, want, control)
-    chex.assert_trees_all_close(result.message.value.control_change, change, rtol=1e-4, atol=1e-6)
+    chex.assert_trees_all_close(result.message.control_change.value, change, rtol=1e-4, atol=1e-6)

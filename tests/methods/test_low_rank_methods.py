@@ -238,8 +238,10 @@ def test_hetlora_gives_up_last_ranks_that_the_penalty_makes_small():
     _, free = played(methods.hetlora, rounds=3, lam=0.0, min_rank=1, gamma=0.5)
     _, small = played(methods.hetlora, rounds=3, lam=5.0, min_rank=1, gamma=0.5)
     assert np.asarray(small[-1].clients).sum() < np.asarray(free[-1].clients).sum()
-    _, least = played(methods.hetlora, rounds=3, lam=5.0, min_rank=3, gamma=0.5)
-    assert (np.asarray(least[-1].clients) == 3).all()
+    # Clients with fewer ranks than min_rank keep them.
+    for min_rank in (3, 8):
+        _, least = played(methods.hetlora, rounds=3, lam=5.0, min_rank=min_rank, gamma=0.5)
+        assert (np.asarray(least[-1].clients) == 3).all()
 
 
 def test_hetlora_s_penalty_is_the_product_of_the_norms_of_the_last_ranks():
@@ -303,6 +305,16 @@ def test_feddpa_mixes_the_adapters_for_each_input_by_its_cosines():
         head = {part: alpha * own["head"][part] + (1 - alpha) * shared["head"][part] for part in ("kernel", "bias")}
         wanted = layers(x[row : row + 1], alpha) @ head["kernel"] + head["bias"]
         np.testing.assert_allclose(predicted[row : row + 1], wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_client_of_feddpa_without_examples_deploys_the_global_model():
+    method, states = played(methods.feddpa)
+    state, data = states[-1], client_data(tiny_federation(), 1, "train")
+    client = jax.tree.map(lambda leaf: leaf[1], state.clients)
+    paused = data._replace(mask=jnp.zeros_like(data.mask))
+    personal = method.personalize(jax.random.key(0), state.server, client, paused)
+    want = jax.jit(adapted().apply)(state.server, data.x)
+    np.testing.assert_allclose(jax.jit(method.predict)(personal, data.x), want, rtol=1e-5, atol=1e-6)
 
 
 def test_feddpa_with_all_weight_on_its_own_adapter_trains_it_alone():

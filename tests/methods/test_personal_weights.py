@@ -11,7 +11,7 @@ from trees import distance
 
 from pfl_jax import InvalidInput
 from pfl_jax.data import client_data
-from pfl_jax.methods import METHODS, cd2pfed, fedas_cd2, make_method, pfedhn
+from pfl_jax.methods import METHODS, cd2pfed, default_training, fedas_cd2, make_method, pfedhn
 from pfl_jax.methods.cd2pfed import personal_entries
 from pfl_jax.methods.fedala import last_layers
 from pfl_jax.networks.models import mlp
@@ -152,10 +152,11 @@ def test_clients_never_trained_take_the_received_model(name, options):
         assert float(jnp.abs(trained[part]["kernel"] - want[part]["kernel"]).max()) > 1e-2
 
 
-def test_the_alignment_leaves_personal_entries_alone():
+@pytest.mark.parametrize("noise", [{}, {"dp_clip": 1.0, "dp_noise": 1.0}], ids=["", "noise"])
+def test_the_alignment_leaves_personal_entries_alone(noise):
     # In a second layer they read shared channels that move: their own gradient is not zero.
     model, data = mlp((2, 3, 1), CLASSES, hidden=(4, 4)), client_data(tiny_federation(full.SIZES), 1, "train")
-    method = fedas_cd2(model, growth_rounds=0, align_lr=0.5)
+    method = fedas_cd2(model, default_training(fedas_cd2).replace(**noise), growth_rounds=0, align_lr=0.5)
     first, later = (method.init_server(jax.random.key(seed)) for seed in (0, 1))
     client = method.init_client(jax.random.key(2), first, data)._replace(trained=jnp.ones((), bool))
     aligned = jax.jit(method.personalize)(jax.random.key(3), later, client, data)

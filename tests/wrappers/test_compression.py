@@ -8,6 +8,7 @@ import reference
 from full_batches import BETA, assert_model, run, start_of, train, training_examples
 from problems import CLASSES, FEATURES, HYPER_PARAMETERS, tiny_federation, tiny_model
 from test_server_state import counted_momentum
+from trees import assert_same
 
 from pfl_jax import LocalResult, Mean
 from pfl_jax.engine.communication import traffic
@@ -44,6 +45,13 @@ def test_rounds_of_fedavg_with_error_feedback():
     for client, error in enumerate(errors):
         own = jax.tree.map(lambda leaf, row=client: leaf[row], memory)
         assert_model(own, error)
+
+
+def test_scaffold_s_control_variate_stays_the_mean_of_its_clients():
+    last = run("scaffold", rounds=6, compress="topk:0.3")
+    mean = jax.tree.map(lambda leaf: leaf.mean(axis=0), last.state.clients.state.control)
+    assert_same(last.state.server.control, mean)
+    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(mean)) > 0.01
 
 
 def test_values_that_were_not_received_follow_by_their_changes():
