@@ -180,7 +180,9 @@ def _r2(outputs: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
     center = jnp.sum(jnp.where(real, y, 0), axis=0) / jnp.sum(mask)
     residual = jnp.sum(jnp.where(real, jnp.square(y - outputs), 0), axis=0)
     spread = jnp.sum(jnp.where(real, jnp.square(y - center), 0), axis=0)
-    varies = spread > 0
+    # Not by the spread, which rounding makes positive for equal values.
+    low, high = (jnp.where(real, y, end) for end in (jnp.inf, -jnp.inf))
+    varies = jnp.min(low, axis=0) < jnp.max(high, axis=0)
     return jnp.sum(jnp.where(varies, 1 - residual / jnp.where(varies, spread, 1), 0)) / jnp.sum(varies)
 
 

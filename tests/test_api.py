@@ -29,7 +29,7 @@ INTERNAL = {
     "safe_read",
     "networks.adapted_layers",
     "networks.passes",
-    *(f"networks.torch_{name}" for name in ("graph", "layers", "reading", "spatial")),
+    *(f"networks.torch_{name}" for name in ("graph", "layers", "reading", "reductions", "spatial")),
     "networks.torch_operations",
     "primitives.loops",
     "networks.vit_modules",

@@ -239,6 +239,9 @@ class _Reader:
         if schema.is_mutable and isinstance(args[0], Value):
             self.changes.append((len(self.steps), args[0].name, name))
             return self._add(name.removesuffix("_"), args, kwargs, args[0])
+        if name == "bernoulli" and target._overloadname == "default":
+            # Its argument is the probabilities, not only an array of the wanted shape.
+            args = [args[0], args[0]]
         # Recurrent networks take other arguments for packed sequences.
         result = self._add(f"{name}.data" if target._overloadname == "data" else name, args, kwargs)
         if name in MAY_ALIAS or any(one.alias_info is not None for one in schema.returns):
@@ -261,7 +264,12 @@ class _Reader:
         else:
             raise InvalidInput(f"the module has operations that are not supported: {name}")
         results = self.read(inner, rest)
-        return results if enabled else [self._add("stop_gradient", [one], {}) for one in results]
+        if enabled:
+            return results
+        stopped = [self._add("stop_gradient", [one], {}) for one in results]
+        for new, one in zip(stopped, results, strict=True):
+            self._share(new, one)
+        return stopped
 
     def refuse_changed_views(self, inputs: set[str], outputs: Any) -> None:
         """Raise InvalidInput if a value is read after its memory was changed through another value."""

@@ -51,8 +51,11 @@ def _weight_norm(direction, length, axis=0):
     return direction * (length / jnp.sqrt(jnp.sum(jnp.square(direction), others, keepdims=True)))
 
 
-def _embedding(weight, index, padding=-1, *_):
-    rows = weight[index]
+def _embedding(weight, index, padding=-1, by_frequency=False, *_):
+    if by_frequency:
+        raise InvalidInput("Embedding with scale_grad_by_freq is not supported: make it without it")
+    # NaN beyond the table, where PyTorch raises an error; a negative number would count from the end.
+    rows = weight.at[jnp.where(index < 0, len(weight), index)].get(mode="fill", fill_value=jnp.nan)
     # The row of padding has no gradient.
     return rows if padding < 0 else jnp.where((index == padding)[..., None], lax.stop_gradient(rows), rows)
 

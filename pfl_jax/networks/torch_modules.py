@@ -2,7 +2,7 @@
 
 import copy
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -245,19 +245,24 @@ def _places(module: Any, head: str) -> dict[str, _Place]:
             continue
         *folders, last = name.split(".")
         owner, dims = module.get_submodule(".".join(folders)), parameter.ndim
-        axes = tuple(range(dims))
+        axes, taken = tuple(range(dims)), dict(owner.named_parameters(recurse=False))
         if last == "weight" and isinstance(owner, torch.nn.Linear):
-            last, axes = "kernel", (1, 0)
+            last, axes = _unless(taken, "kernel"), (1, 0)
         elif last == "weight" and isinstance(owner, convolutions):
-            last, axes = "kernel", (*range(2, dims), 1, 0)
+            last, axes = _unless(taken, "kernel"), (*range(2, dims), 1, 0)
         elif last == "weight" and "norm" in type(owner).__name__.lower():
             # FedBN finds normalizations by this name.
-            last = "scale"
+            last = _unless(taken, "scale")
         path = (*folders, last)
         of_head = head.split(".")
         is_head = list(path[: len(of_head)]) == of_head
         found[name] = _Place(("head", *path[len(of_head) :]) if is_head else ("backbone", *path), axes)
     return found
+
+
+def _unless(taken: Container[str], name: str) -> str:
+    """Another name for "weight", unless the layer has a parameter of that name."""
+    return "weight" if name in taken else name
 
 
 def _arrays(module: Any) -> dict[str, np.ndarray]:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pfl_jax.networks.torch_layers import LAYERS, RANDOM, cast
+from pfl_jax.networks.torch_reductions import REDUCTIONS
 from pfl_jax.networks.torch_spatial import SPATIAL
 
 
@@ -138,7 +139,7 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "softplus": _softplus,
     "add": _with_alpha(operator.add),
     "sub": _with_alpha(operator.sub),
-    "rsub": _with_alpha(lambda x, y: y - x),
+    "rsub": lambda x, y, *, alpha=1: y - (x if alpha == 1 else alpha * x),
     "div": _divided,
     "true_divide": _divided,
     "floor_divide": jnp.floor_divide,
@@ -158,7 +159,7 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "_to_copy": _to,
     "type_as": _to,
     "detach": lax.stop_gradient,
-    **dict.fromkeys(("contiguous", "clone", "alias", "lift_fresh_copy", "lift_fresh", "identity", "view_as"), _same),
+    **dict.fromkeys(("contiguous", "clone", "alias", "lift_fresh_copy", "lift_fresh", "identity"), _same),
 }
 """Functions that compute each entry separately, whatever the order of the axes."""
 
@@ -219,79 +220,18 @@ def _full(sizes, value, *, dtype=None, **_):
     return jnp.full(sizes, value, dtype)
 
 
-# --- reductions
-
-
-def _reduction(function: Callable[..., Any]) -> Callable[..., Any]:
-    def reduce(x, axes=None, keep=False, *, dtype=None):
-        axes = axes if isinstance(axes, int) else tuple(axes or ()) or None
-        return function(cast(x, dtype), axis=axes, keepdims=keep)
-
-    return reduce
-
-
-def _spread(root: bool) -> Callable[..., Any]:
-    """Variance, or its square root."""
-
-    def spread(x, axes=None, unbiased=True, keep=False, *, correction=1, keepdim=False):
-        if isinstance(axes, bool):
-            axes, unbiased = None, axes
-        axes = axes if isinstance(axes, int) else tuple(axes or ()) or None
-        ddof = 0 if not unbiased or correction is None else correction
-        found = jnp.var(x, axis=axes, ddof=ddof, keepdims=keep or keepdim)
-        return jnp.sqrt(found) if root else found
-
-    return spread
-
-
-def _extreme(
-    function: Callable[..., Any], position: Callable[..., Any], both: Callable[..., Any]
-) -> Callable[..., Any]:
-    """Extreme of all entries, of an axis with positions, or of two arrays."""
-
-    def extreme(x, axis=None, keep=False):
-        if axis is None:
-            return function(x)
-        if not isinstance(axis, int):
-            return both(x, axis)
-        return function(x, axis, keepdims=keep), position(x, axis, keepdims=keep)
-
-    return extreme
-
-
-def _norm(x, order=2, axes=None, keep=False, *, dtype=None):
-    axes = axes if isinstance(axes, int) else tuple(axes or ()) or None
-    if order == 2:
-        return jnp.sqrt(jnp.sum(jnp.square(x), axes, keepdims=keep))
-    return jnp.sum(jnp.abs(x) ** order, axes, keepdims=keep) ** (1 / order)
-
-
-def _top(x, count, axis=-1, *_):
-    values, places = lax.top_k(jnp.moveaxis(x, axis, -1), count)
-    return jnp.moveaxis(values, -1, axis), jnp.moveaxis(places, -1, axis)
+def _gather(x, axis, index, **_):
+    # In the other axes x may be longer than the index.
+    sizes = [None if one == axis % x.ndim else size for one, size in enumerate(index.shape)]
+    return jnp.take_along_axis(x[tuple(map(slice, sizes))], index, axis)
 
 
 OTHERS: dict[str, Callable[..., Any]] = {
     **LAYERS,
-    "cumsum": lambda x, axis, *, dtype=None: jnp.cumsum(cast(x, dtype), axis),
-    "mean": _reduction(jnp.mean),
-    "sum": _reduction(jnp.sum),
-    "prod": _reduction(jnp.prod),
-    "amax": _reduction(jnp.max),
-    "amin": _reduction(jnp.min),
-    "any": _reduction(jnp.any),
-    "all": _reduction(jnp.all),
-    "logsumexp": _reduction(jax.scipy.special.logsumexp),
-    "var": _spread(False),
-    "std": _spread(True),
-    "max": _extreme(jnp.max, jnp.argmax, jnp.maximum),
-    "min": _extreme(jnp.min, jnp.argmin, jnp.minimum),
-    "argmax": lambda x, axis=None, keep=False: jnp.argmax(x, axis, keepdims=keep),
-    "argmin": lambda x, axis=None, keep=False: jnp.argmin(x, axis, keepdims=keep),
-    "linalg_vector_norm": _norm,
-    "topk": _top,
+    **REDUCTIONS,
     "flatten": _flatten,
     **dict.fromkeys(("view", "reshape", "_unsafe_view"), lambda x, sizes: x.reshape(sizes)),
+    "view_as": lambda x, y: x.reshape(y.shape),
     "unflatten": lambda x, axis, sizes: x.reshape(*x.shape[: axis % x.ndim], *sizes, *x.shape[axis % x.ndim + 1 :]),
     "transpose": jnp.swapaxes,
     "swapaxes": jnp.swapaxes,
@@ -313,7 +253,7 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "slice": _slice,
     "index": _index,
     "index_select": lambda x, axis, index: jnp.take(x, index, axis),
-    "gather": lambda x, axis, index, **_: jnp.take_along_axis(x, index, axis),
+    "gather": _gather,
     "repeat": jnp.tile,
     "roll": lambda x, shifts, axes=(): jnp.roll(x, shifts, tuple(axes) or None),
     "flip": jnp.flip,

@@ -158,7 +158,9 @@ def _resized(weights: Callable[..., np.ndarray]) -> Callable[..., Any]:
 
 
 def _nearest(old, new, scale, _):
-    places = np.floor(np.arange(new) * (np.float32(1 / scale) if scale else np.float32(old / new)))
+    # In 32 bits, as PyTorch computes it: otherwise some places would be rounded to their neighbors.
+    step = np.float32(1 / scale) if scale else np.float32(old) / np.float32(new)
+    places = np.floor(np.arange(new, dtype=np.float32) * step)
     return np.eye(old)[np.minimum(places.astype(int), old - 1)]
 
 

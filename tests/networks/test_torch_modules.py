@@ -75,6 +75,14 @@ def change_view(net, x):
     return y
 
 
+def view_without_gradients(net, x):
+    y = x * 1
+    with torch.no_grad():
+        z = y[:, :4]
+    y.add_(1)
+    return net.first(torch.cat([y[:, 4:], z], 1))
+
+
 def count_calls(net, x):
     net.ones = net.ones + 1
     return net.first(x) * net.ones
@@ -100,6 +108,14 @@ def norm(**options):
     [
         ({"body": set_column}, r"changes a tensor in its place \(fill_\) and then reads another view"),
         ({"body": change_view}, r"changes a tensor in its place \(relu_\) and then reads another view"),
+        ({"body": view_without_gradients}, r"changes a tensor in its place \(add_\) and then reads another view"),
+        (
+            {
+                "parts": put(table=nn.Embedding(4, 8, scale_grad_by_freq=True)),
+                "body": lambda net, x: net.table(x.long()),
+            },
+            "scale_grad_by_freq is not supported",
+        ),
         ({"body": count_calls}, r"changes ones when it is called \(copy_\)"),
         ({"body": in_lower_precision}, "lower precision"),
         ({"body": lambda net, x: functional.dropout(net.first(x), 0.5)}, "draws random numbers when deployed too"),
@@ -148,6 +164,17 @@ def reshape_in_place(net, x):
     return y.flatten(1)
 
 
+class OwnNorm(nn.Module):
+    """A normalization that has a parameter "scale" besides "weight"."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.scale = nn.Parameter(torch.full((8,), 2.0)), nn.Parameter(torch.full((8,), 3.0))
+
+    def forward(self, x):
+        return x * self.weight + self.scale
+
+
 def change_twice(net, x):
     y = net.first(x)
     z = y.relu_()
@@ -160,6 +187,7 @@ def change_twice(net, x):
     [
         {"body": reshape_in_place},
         {"body": change_twice},
+        {"parts": put(norm=OwnNorm()), "body": lambda net, x: net.norm(net.first(x))},
         {"parts": put(second=nn.Linear(8, 8)), "body": lambda net, x: net.second(net.first(x).relu_()) + x},
         {"parts": lambda net: put(second=net.first)(net), "body": lambda net, x: net.second(net.first(x))},
         {"parts": lambda net: nn.utils.parametrizations.weight_norm(net.first)},
@@ -218,6 +246,17 @@ class Normalized(nn.Module):
     def forward(self, x):
         x = functional.max_pool2d(torch.relu_(self.groups(self.norm(self.conv(x)))), 2)
         return self.fc(torch.relu(self.hidden(self.drop(self.layer(x.flatten(1))))))
+
+
+def drawn_with_probabilities(net, x):
+    return x * torch.bernoulli(torch.full_like(x, 0.9)) if net.training else x
+
+
+def test_draws_have_their_probabilities():
+    model, x = from_torch(Net(body=drawn_with_probabilities), (8,), 3), jnp.ones((500, 8))
+    data = ClientData(x, None, jnp.ones(500, bool))
+    features, _ = model.training_features(model.init(KEY)["backbone"], data, KEY)
+    assert 0.88 < float(features.mean()) < 0.92
 
 
 def test_training_with_normalization_and_dropout():

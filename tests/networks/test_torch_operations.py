@@ -347,6 +347,38 @@ def test_an_operation(name, data):
         np.testing.assert_allclose(gradient, 0 if like is None else like.numpy(), rtol=1e-3, atol=1e-4)
 
 
+def random(*shape):
+    return np.random.default_rng(1).normal(size=shape).astype("float32")
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "kwargs"),
+    [
+        ("rsub", [random(2, 3), random(3)], {"alpha": 2}),
+        ("view_as", [random(2, 6), random(3, 4)], {}),
+        ("topk", [random(2, 5), 3, -1, False], {}),
+        ("topk", [np.arange(10, dtype="uint8").reshape(2, 5), 3, -1, False], {}),
+        *(("linalg_vector_norm", [random(2, 3, 4), order, [1]], {}) for order in (np.inf, -np.inf, 0)),
+        ("gather", [random(3, 5, 2), 1, np.array([[[4], [0]], [[2], [1]]], "int32")], {}),
+        ("upsample_nearest1d", [random(1, 2, 14), [20], None], {}),
+        ("upsample_nearest2d", [random(1, 2, 28, 14), [40, 20], None], {}),
+        ("cumsum", [np.full((2, 5), 100, "uint8"), 1], {}),
+    ],
+)
+def test_options_of_operations(name, args, kwargs):
+    wanted = run_torch(name, [to_torch(one) for one in args], kwargs)
+    found = operations.apply(name, args, kwargs)
+    found = jax.tree.map(operations.channels_first, found, is_leaf=lambda one: isinstance(one, operations.Image))
+    for one, like in zip(leaves(found), leaves(list(wanted) if isinstance(wanted, tuple) else wanted), strict=True):
+        np.testing.assert_allclose(one, like.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_embeddings_beyond_the_table_are_nan():
+    weight = jnp.arange(8.0).reshape(4, 2)
+    found = operations.apply("embedding", [weight, jnp.array([3, 4, -1])], {})
+    np.testing.assert_array_equal(found, [[6, 7], [np.nan] * 2, [np.nan] * 2])
+
+
 @pytest.mark.parametrize("name", ["dropout", "feature_dropout"])
 def test_dropout(name):
     x = jnp.ones((4, 50, 6, 6)) + jnp.arange(6)
