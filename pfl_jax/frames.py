@@ -20,21 +20,30 @@ Columns: TypeAlias = dict[str, Any]
 """Names of columns -> their values, [rows] or one for all rows."""
 
 PROTOCOLS = ("received", "trained", "before_aggregation")
+NEWCOMERS = ("newcomers_received", "newcomers_trained")
 CONFIG, METRICS = "config.json", "metrics.jsonl"
 """Files that mark a folder as the folder of a run."""
 _NOT_SEARCHED = {FOLDER, "tensorboard", "wandb"}
 """Folders inside a run's folder, which contain no runs."""
 
 
-def frame(results: "Iterable[RoundResult] | str | Path", *, clients: Sequence[str] = (), **columns: Any) -> Any:
+def frame(
+    results: "Iterable[RoundResult] | str | Path",
+    *,
+    clients: Sequence[str] = (),
+    newcomers: Sequence[str] = (),
+    **columns: Any,
+) -> Any:
     """Long table of scores: round, client, protocol, split, score, value.
 
-    Shares such as accuracies are in [0, 1], even if they are read from files. A client without a score has no row.
+    Shares such as accuracies are in [0, 1], even if they are read from files. A client without a score has no row; in
+    files, an infinite error is no score either.
 
     Args:
       results: all rounds that `pfl_jax.run` or `pfl_jax.sweep.run` yields, or a list of some; or a run's folder, or a
         folder above several runs, such as a sweep's.
-      clients: names [N] of the clients, as in a `FederatedData`; () for their numbers.
+      clients: names [N] of the clients that take part, as in a `FederatedData`; () for their numbers.
+      newcomers: names of the clients that never take part; () for their numbers, from 0.
       **columns: further columns, each a value for all rows; or, with results of a sweep, a sequence [R] of values, one
         for each run: `frame(results, seed=[0, 1], lr=[0.1, 0.2])`.
 
@@ -51,8 +60,13 @@ def frame(results: "Iterable[RoundResult] | str | Path", *, clients: Sequence[st
     else:
         parts = [part for result in results for part in _rows_of_round(result, columns)]
     table = pandas.concat([pandas.DataFrame(part) for part in parts], ignore_index=True)
-    if len(clients):
-        table["client"] = np.asarray(clients)[table["client"]]
+    if len(clients) or len(newcomers):
+        numbers, is_new = table["client"].to_numpy(), table["protocol"].isin(NEWCOMERS).to_numpy()
+        named = numbers.astype(object)
+        for given, rows in ((clients, ~is_new), (newcomers, is_new)):
+            if len(given):
+                named[rows] = np.asarray(given)[numbers[rows]]
+        table["client"] = named.tolist()
     names = ["round", "client", "protocol", "split", "score", "value"]
     return table[[*(name for name in table.columns if name not in names), *names]]
 
@@ -78,13 +92,13 @@ def mean_scores(result: "RoundResult") -> dict[str, float]:
 def _rows_of_round(result: "RoundResult", columns: Mapping[str, Any]) -> Iterator[Columns]:
     measured = {name: getattr(result, name) for name in PROTOCOLS}
     if result.newcomers is not None:
-        measured |= zip(("newcomers_received", "newcomers_trained"), result.newcomers, strict=True)
+        measured |= zip(NEWCOMERS, result.newcomers, strict=True)
     for protocol, scores in measured.items():
         for split, split_scores in (("test", scores), ("validation", scores and scores.validation)):
             for score, values in _named_scores(split_scores):
                 table = np.asarray(values)
                 # With a single run, there is no axis of runs.
-                run, client = np.nonzero(np.isfinite(np.atleast_2d(table)))
+                run, client = np.nonzero(~np.isnan(np.atleast_2d(table)))
                 about: Columns = {"run": run} if table.ndim == 2 else {}
                 for name, value in columns.items():
                     about[name] = _values_of_runs(name, value, table)[run] if np.ndim(value) else value

@@ -101,6 +101,15 @@ def test_a_frame_has_a_row_for_each_score_of_each_client():
     (value,) = table.query("run == 1 and client == 'b' and protocol == 'received'").value
     assert value == 0.4
     assert table.groupby("run").lr.unique().tolist() == [[1.0], [2.0]]
+    # Newcomers have numbers of their own, and an infinite error is a score.
+    new = Scores({"accuracy": np.array([0.7, np.inf])})
+    with_new = second._replace(newcomers=(new, new))
+    table = pfl_jax.frame([with_new], clients=["a", "b"]).query("protocol == 'newcomers_trained'")
+    assert (table.client.tolist(), table.value.tolist()) == ([0, 1], [0.7, np.inf])
+    table = pfl_jax.frame([with_new], clients=["a", "b"], newcomers=["c", "d"])
+    assert table.query("client == 'c'").value.tolist() == [0.7, 0.7]
+    assert table.query("client == 'a' and protocol == 'trained'").value.tolist() == [0.3]
+    assert pfl_jax.mean_scores(with_new)["newcomers_received/accuracy"] == np.inf
     with pytest.raises(InvalidInput, match="lr has 3 values, and the results are of 2 runs"):
         pfl_jax.frame(sweep, lr=[1, 2, 3])
 

@@ -51,13 +51,15 @@ def test_one_number_for_each_example_may_lack_its_axis():
     assert found(BINARY, examples(outputs[:, None], bits)) == found(BINARY, examples(outputs, bits))
 
 
-def test_r2_is_over_the_numbers_that_vary():
+# The mean of equal numbers such as 0.1 is rounded.
+@pytest.mark.parametrize("constant", [3.0, 0.1, 20.3])
+def test_r2_is_over_the_numbers_that_vary(constant):
     generator = np.random.default_rng(2)
     y, outputs = generator.normal(size=(2, N, 2)).astype(np.float32)
-    y[:, 1] = 3.0
+    y[:, 1] = constant
     _, scores = found(REGRESSION, examples(outputs, y))
     assert scores["r2"] == pytest.approx(metrics.r2_score(y[:REAL, 0], outputs[:REAL, 0]), rel=1e-5)
-    assert np.isnan(found(REGRESSION, examples(outputs, np.full((N, 2), 3.0, np.float32)))[1]["r2"])
+    assert np.isnan(found(REGRESSION, examples(outputs, np.full((N, 2), constant, np.float32)))[1]["r2"])
 
 
 def bits_of(generator, columns):
