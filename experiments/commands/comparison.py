@@ -117,6 +117,8 @@ def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
         raise InvalidInput(" ".join(["a comparison needs finished runs of two settings at least.", *notes]))
     check_alike(groups, "compared")
     runs = {one.label: {run.seed: run for run in one.counted} for one in groups}
+    if len(runs) < len(groups):
+        raise InvalidInput("several settings have the same name: give --name, or fewer runs")
     seeds = sorted(set.intersection(*map(set, runs.values())))
     if not seeds:
         raise InvalidInput("no seed has a finished run of every setting")

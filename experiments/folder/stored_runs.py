@@ -262,9 +262,13 @@ def one_per_method(groups: Sequence[Group], protocol: Protocol) -> list[Group]:
     """
     if chosen_on(groups) != VALIDATION:
         raise InvalidInput("--select validation needs runs with validation examples, made with --val-fraction")
-    methods = dict.fromkeys(one.method for one in groups)
+    # Not by their labels: files in different folders may have the same name.
+    methods = dict.fromkeys(one.first.spec.method for one in groups)
     best = [
-        max((one for one in groups if one.method == method), key=lambda one: goodness(one, protocol, VALIDATION))
+        max(
+            (one for one in groups if one.first.spec.method == method),
+            key=lambda one: goodness(one, protocol, VALIDATION),
+        )
         for method in methods
     ]
     if none := [one.method for one in best if goodness(one, protocol, VALIDATION) == -math.inf]:
@@ -280,7 +284,11 @@ def best_setting_per_method(groups: Sequence[Group], protocol: Protocol) -> tupl
     """
     best = one_per_method([one for one in groups if one.is_finished], protocol)
     words = f"Chosen on validation examples of {len(groups)} settings: {', '.join(one.label for one in best)}."
-    return [replace(one, label=one.method) for one in best], words
+    names = [one.method for one in best]
+    return [
+        replace(one, label=name if names.count(name) == 1 else one.first.spec.method)
+        for name, one in zip(names, best, strict=True)
+    ], words
 
 
 def load_runs(*folders: str | Path) -> "DataFrame":

@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import dataclass, fields, replace
+from hashlib import sha256
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from experiments.host.distributed import Processes
 from experiments.host.jax_config import devices, free_bytes, machine_bytes
 from experiments.run.data import divide, load_data, phases_of, shift_of
 from experiments.run.models import check_scores, models_of, network_positions, weights_digest
-from experiments.spec.choices import PRETRAINED
+from experiments.spec.choices import CUSTOM, PRETRAINED
 from experiments.spec.hyper_parameters import scheduled
 from experiments.spec.option_notes import flag, is_own, is_partition_file, label
 from experiments.spec.options import KINDS
@@ -160,7 +161,9 @@ def assemble(
 ) -> Experiment:
     """Assemble the experiment over an existing federation, whose clients are placed on a mesh if there is one."""
     changes = "" if phases is None else f" {spec.change} in {spec.phases} phases of {spec.rounds} rounds"
-    digest = partition_files.digest_of(parts, spec.shift + changes)
+    # Options decide which rows of a user's file are test rows, and partitions count the rows after that.
+    labels = "" if spec.dataset != CUSTOM else sha256(dataset.train_y.tobytes() + dataset.test_y.tobytes()).hexdigest()
+    digest = partition_files.digest_of(parts, spec.shift + changes + labels)
     newcomers: Any = None
     if spec.held_out_clients:
         data, newcomers = federated.hold_out(data, spec.held_out_clients)
@@ -193,11 +196,18 @@ def _values(spec: Spec) -> dict[str, Any]:
     return {name: getattr(spec, name) for name in names} | own
 
 
+def augmentation(dataset: Dataset) -> CropAndFlip:
+    """Augmentation of a data set's images, whose border is black."""
+    # Floats of a user's own images are normalized already, by their preparation.
+    scale: Any = dataset if dataset.mean is not None or dataset.preparation is None else dataset.preparation
+    return CropAndFlip.normalized(dataset.input_shape, scale.mean, scale.std)
+
+
 def make_method(spec: Spec, dataset: Dataset, **values: Any) -> Method | MethodSchedule:
     """Method of a run, or a schedule if hyper-parameters change with the round; `values` replace hyper-parameters."""
     models, factory, positions = models_of(spec, dataset), method_factory(spec.method), network_positions(spec)
     hyper_parameters = _values(spec) | values
-    augment = CropAndFlip.normalized(dataset.input_shape, dataset.mean, dataset.std) if spec.augment else None
+    augment = augmentation(dataset) if spec.augment else None
 
     def make(**changing: Any) -> Method | Mixed:
         def of_model(model: Model) -> Method:

@@ -51,7 +51,7 @@ def from_arrays(
       client: [P], integers or strings: the client of each row, for `pfl_jax.data.partition.natural`.
       test_client: [P_test], likewise; required with a test set if clients are given.
       time: [P], numbers or dates: instead of a draw, the test rows are the latest ones of each client, or of all. A
-        training row is older than all test rows of its client.
+        training row is older than all test rows of its client; partitions other than `natural` mix such clients.
       impute: replacement of NaN in x, for each feature from the training rows: its "mean", "median" or "most_frequent"
         value; for words always the most frequent one. None refuses missing values.
       min_rows: clients with fewer rows, or without training or test rows, are left out, with a warning.
@@ -129,8 +129,7 @@ def from_clients(
 
     Raises:
       InvalidInput: another type, no clients, a missing column, a client without training or test rows, clients with
-        different columns or shapes, some clients with whole numbers as labels and others with fractions (unless
-        `num_classes` decides), or anything that `from_arrays` refuses.
+        different columns or shapes, or anything that `from_arrays` refuses.
 
     Example:
       >>> import numpy as np

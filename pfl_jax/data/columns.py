@@ -160,10 +160,11 @@ def _form(column: Any) -> str:
 def of_texts(texts: np.ndarray, form: re.Pattern[str] | None = None) -> np.ndarray:
     """Texts str [P] as whole numbers, as numbers, or as words: the first of these that fits all.
 
-    `form` is the allowed form of numbers; None for any form.
+    `form` is the allowed form of numbers; None for any form. Among numbers, a text in NO_VALUE is a missing one.
     """
+    forms = () if form is None else (form.fullmatch(text) or text.lower() in NO_VALUE for text in texts.tolist())
     # Python reads 1_0 as ten.
-    if not np.any(np.char.find(texts, "_") >= 0) and (form is None or all(map(form.fullmatch, texts.tolist()))):
+    if not np.any(np.char.find(texts, "_") >= 0) and all(forms):
         for wanted in (np.int64, np.float64):
             with suppress(ValueError, OverflowError):
                 return texts.astype(wanted)

@@ -58,7 +58,8 @@ def federate_phases(
     have no score if they have no test examples.
 
     Args:
-      dataset: examples of all phases; or a dataset for each phase, all of one kind, such as `rotated` images.
+      dataset: examples of all phases; or a dataset for each phase, all with the same classes and the same scale of
+        their inputs, such as `rotated` images.
       partitions: P partitions over the same N clients, whose tables may be empty in some phases.
       rounds: number of rounds of each phase, P or P - 1 numbers; the last phase lasts to the end of the run.
       shift, num_groups, seed: see `pfl_jax.data.federate`; the same in all phases.
@@ -82,6 +83,12 @@ def federate_phases(
         raise InvalidInput("give a dataset for each partition, or one for all, and partitions of the same clients")
     pooled = [_pooled(one, parts) for one, parts in zip(several * (number // len(several)), partitions, strict=True)]
     joined = several[0]
+    for name in ("num_classes", "class_names", "mean", "std"):
+        if others := [value for one in several if (value := getattr(one, name)) != getattr(joined, name)]:
+            raise InvalidInput(
+                f"the data sets of the phases differ in {name}, {getattr(joined, name)} and {others[0]}: make one data "
+                "set of all rows first"
+            )
     if len(several) > 1:
         sizes = [len(one.train_y) + len(one.test_y) for one in several]
         pooled = [_moved(parts, sum(sizes[:place])) for place, parts in enumerate(pooled)]

@@ -44,6 +44,12 @@ def test_csv(tmp_path):
     write_csv(tmp_path / "under.csv", {"a": ["1", "1_0"] * 12, "b": np.arange(24), "label": label})
     with pytest.raises(InvalidInput, match=r"counted from 0\): a \('1_0' in row 1\)\. Leave"):
         from_file(tmp_path / "under.csv")
+    # Missing values of columns of numbers are neither classes nor clients.
+    for name in ("label", "user"):
+        gone = {"a": np.arange(24), "user": USER, "label": label, name: ["NA", *map(str, np.arange(23) % 3)]}
+        write_csv(tmp_path / "gone.csv", gone)
+        with pytest.raises(InvalidInput, match=r"has nan in row 0 \(counted from 0\)"):
+            from_file(tmp_path / "gone.csv", client_column="user")
     (tmp_path / "words.csv").write_text("a, label\n\n" + '1, "no"\n2, "yes"\n' * 3)
     assert from_file(tmp_path / "words.csv").class_names == ("no", "yes")
 

@@ -168,6 +168,9 @@ def test_what_is_no_federation_over_phases_is_refused(digits):
         data.federate_phases(dataset, partitions[:1], [1])
     with pytest.raises(InvalidInput, match=r"client . has no training examples in any phase"):
         data.federate_phases(dataset, [partitions[0]] * 2, [1])
+    for other in (dataset._replace(class_names=tuple("jihgfedcba")), dataset._replace(mean=(0.5,), std=(1.0,))):
+        with pytest.raises(InvalidInput, match="data sets of the phases differ in"):
+            data.federate_phases([dataset, other], partitions, [4])
     found = data.federate_phases(dataset, partitions, [4])
     for settings, message in ((Settings(rounds=4), "last phase begins after 4"), (Settings(9, patience=2), "patience")):
         with pytest.raises(InvalidInput, match=message):

@@ -1,12 +1,15 @@
 """`python -m experiments.compare`: from run folders to the table, its notes and the picture of ranks."""
 
 import contextlib
+import dataclasses
 import json
 import shutil
 import subprocess
 import xml.etree.ElementTree as ElementTree
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,11 +20,13 @@ from experiments.cli.command import parse
 from experiments.commands.comparison import Compared, for_paper, read, rounds_to, table
 from experiments.compare import main
 from experiments.folder import stored_runs
+from experiments.folder.stored_runs import Mean
 from experiments.run import data
 from experiments.show import draw
 from experiments.show.pictures import Panel, Picture, as_svg, save
 from experiments.show.pictures import draw as drawn
 from experiments.show.tables import Table
+from experiments.spec.option_notes import label
 from pfl_jax.compare import difference
 from pfl_jax.data import partition_files, sources
 
@@ -269,6 +274,7 @@ OTHER_EXAMPLES = "clients of fedpac and local have different examples with seed 
         (no_means, [], "two settings at least. Left out, since a run has no finite mean in the end: fedpac, fedper."),
         (no_common_seed, [], "no seed has a finished run of every setting"),
         (None, ["--reference", "fedavg"], "--reference fedavg is not among fedpac, fedper, local"),
+        (None, ["--name", "Ours=fedpac", "--name", "Ours=local"], "several settings have the same name"),
         (None, ["--name", "x=y"], "give SHORT=NAME, with a NAME of fedpac, fedper, local"),
         (None, ["--eval-protocol", "before_aggregation"], "no scores of its clients by before_aggregation"),
     ],
@@ -350,6 +356,31 @@ def test_a_name_that_latex_would_read_as_its_own_is_a_name():
         "{}*ours",
         r"\textbf{3}",
     ]
+
+
+def test_files_of_one_name_in_two_folders_are_two_methods():
+    def group(method, value):
+        run = SimpleNamespace(spec=SimpleNamespace(method=method), task={"higher_is_better": True})
+        known = {"label": method, "method": label(method), "is_finished": True}
+        known |= {"counted": [SimpleNamespace(lines=[{"validation": {}}])], "mean": lambda *_, **__: Mean({0: value})}
+        return Stub(first=run, **known)
+
+    groups = [group("v1/mine.py:net", 1.0), group("v2/mine.py:net", 2.0), group("fedavg", 3.0), group("fedavg", 4.0)]
+    best, _ = stored_runs.best_setting_per_method(groups, "received")
+    assert [one.label for one in best] == ["v1/mine.py:net", "v2/mine.py:net", "fedavg"]
+    assert best[-1].mean().value == 4.0
+
+
+@dataclasses.dataclass
+class Stub:
+    """A group of runs that are not read."""
+
+    label: str
+    method: str
+    first: Any
+    is_finished: bool
+    counted: list
+    mean: Any
 
 
 def test_settings_that_no_name_has_are_noted(runs):

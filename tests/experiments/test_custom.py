@@ -16,7 +16,7 @@ from experiments.run import build, data
 from experiments.spec.identity import relevant_options
 from lab.results import distill
 from pfl_jax import InvalidInput
-from pfl_jax.data import Preparation
+from pfl_jax.data import Preparation, from_arrays
 from pfl_jax.files import load_model
 
 WINE = load_wine()
@@ -177,6 +177,28 @@ def test_classes_are_named_with_their_rows(tmp_path, monkeypatch, capsys):
         "rows of the 6 classes, the fewest first: 01 (1), 1.0 (1), Yes (1), yes (12), no (20), 1 (30).",
         "3 of 6 classes have one row only.",
     ]
+
+
+def test_the_digest_of_a_partition_tells_which_rows_are_test_rows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"{one % 7},{one},{40 - one},{'AB'[one % 2]},{one // 10 % 2}\n" for one in range(40))
+    (tmp_path / "my.csv").write_text("a,first,last,site,label\n" + rows)
+    words = ["--data", "my.csv", "--client-column", "site", "--inputs", "a", "--method", "fedavg"]
+    found = {
+        more: build.build_experiment(parse("custom", [*words, *more]), Console()).partition_digest
+        for more in ((), ("--time", "first"), ("--time", "last"), ("--normalize",))
+    }
+    assert found[()] == found["--normalize",]
+    assert len(set(found.values())) == 3
+
+
+def test_the_border_of_normalized_images_is_black():
+    x, y = np.random.default_rng(0).integers(100, 256, (40, 4, 4, 3)).astype(np.uint8), np.arange(40) % 2
+    of_bytes, of_floats = (from_arrays(one, y, normalize=True) for one in (x, (x / 255).astype(np.float32)))
+    black = build.augmentation(of_bytes).black
+    assert max(black) < -3
+    np.testing.assert_allclose(build.augmentation(of_floats).black, black, rtol=1e-4)
+    assert build.augmentation(from_arrays((x / 255).astype(np.float32), y)).black == (0, 0, 0)
 
 
 def test_notes_on_data(wine, capsys):
