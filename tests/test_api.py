@@ -39,7 +39,7 @@ INTERNAL = {
     "wrappers",
     *(f"data.{name}" for name in ("allocation", "checks", "embedded", "idx_and_cifar")),
     *(f"data.{name}" for name in ("pictures", "readers", "specs", "table", "tfds", "tff", "columns")),
-    *(f"engine.{name}" for name in ("checks", "cohort", "remembered")),
+    *(f"engine.{name}" for name in ("checks", "cohort", "independent_rows", "remembered")),
     *(f"engine.{name}" for name in ("mapping", "placement", "rounds", "store")),
     *(f"primitives.{name}" for name in ("affinity", "per_example", "simplex_solvers")),
 }

@@ -75,7 +75,7 @@ ROOT = Path(__file__).parents[1]
 
 SWALLOWED = {
     ("pfl_jax/engine/checkpoint.py", "newest"): "a damaged checkpoint is told where no other one can be read",
-    ("pfl_jax/engine/checks.py", "_are_independent"): "the first round raises it again",
+    ("pfl_jax/engine/independent_rows.py", "_are_independent"): "the first round raises it again",
     ("pfl_jax/testing/__init__.py", "_message"): "another error is reported, with less about it",
     ("pfl_jax/methods/factories.py", "recipes_of"): "a method that cannot be asked has fewer options",
     ("pfl_jax/privacy.py", "budgets"): "the budget is unknown, and says what was raised",

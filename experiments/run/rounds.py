@@ -149,7 +149,7 @@ class ActiveRun:
         """Count a round, which ended `elapsed` seconds after the run began."""
         counts, sent = self.counts, self.experiment.traffic
         counts.round, counts.elapsed = result.round, elapsed
-        up, down = bytes_of_round(sent, result.arrived, result.info)
+        up, down = bytes_of_round(sent, result.arrived[self._active(result)], result.info)
         counts.bytes_up, counts.bytes_down = counts.bytes_up + up, counts.bytes_down + down
         counts.diverged += len(result.diverged)
         counts.visits += self.visits(result)
@@ -158,6 +158,11 @@ class ActiveRun:
             summary = evaluation(result.round, {"trained": result.trained}, self.experiment.counts)["trained"]
             means = {name: summary[name] for name in (*FIELD.values(), "clients")}
             counts.between.append({"round": result.round} | means)
+
+    def _active(self, result: RoundResult) -> np.ndarray:
+        """Clients of a round's cohort that do not pause in its phase, bool [M]."""
+        active = self.experiment.data_in(result.round).active
+        return np.ones(len(result.cohort), bool) if active is None else np.asarray(active)[result.cohort]
 
     def visits(self, result: RoundResult) -> int:
         """Training examples that the cohort of a round visited."""
@@ -173,7 +178,7 @@ class ActiveRun:
         line |= {"bytes_up": counts.bytes_up, "bytes_down": counts.bytes_down, "seconds": round(counts.elapsed, 3)}
         line |= {"examples_per_second": rounded(counts.visits / counts.seconds)}
         line["cohort"] = result.cohort.tolist()
-        if missing := result.cohort[~result.arrived].tolist():
+        if missing := result.cohort[~result.arrived & self._active(result)].tolist():
             line["missing"] = missing
         if counts.diverged:
             line["diverged"] = counts.diverged

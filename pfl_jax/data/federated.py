@@ -312,7 +312,9 @@ def client_data(data: FederatedData, client: int | jax.Array, split: Split) -> C
       (30, 8, 8, 1) 20
     """
     # For a client number that is too large, JAX would silently take the last client.
-    if isinstance(client, int) and not 0 <= client < len(data.train_count if data.row is None else data.row):
+    if isinstance(client, int | np.integer) and not 0 <= client < len(
+        data.train_count if data.row is None else data.row
+    ):
         raise InvalidInput(f"there is no client {client}")
     row = client if data.row is None else data.row[client]
     index, count = (table[row] for table in _tables(data, split))

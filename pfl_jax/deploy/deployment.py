@@ -30,7 +30,7 @@ from pfl_jax.messages import join, split
 from pfl_jax.primitives.metrics import no_scores, score
 from pfl_jax.primitives.tree import all_finite
 from pfl_jax.safe_read import BAD_NPZ, open_npz
-from pfl_jax.schedules import MethodSchedule, at_round
+from pfl_jax.schedules import MethodSchedule, at_round, mixture
 from pfl_jax.streams import EVALUATION, INITIALIZATION
 
 Arrays: TypeAlias = dict[str, np.ndarray]
@@ -123,6 +123,8 @@ class Deployment:
         for name in ("drop_rate", "attackers", "before_aggregation", "timetable", "patience", "select"):
             if getattr(self.settings, name):
                 raise InvalidInput(f"{name} is for simulations only: leave it out")
+        if mixture(self.method) is not None:
+            raise InvalidInput("this method cannot be deployed: its clients have several networks")
         method = at_round(self.method, 0)
         if method.survey is not None:
             raise InvalidInput("this method cannot be deployed: its server asks all clients before the first round")

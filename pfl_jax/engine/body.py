@@ -120,7 +120,11 @@ def train(
     for one, server, (own, order, states, *_) in zip(programs, servers, parts, strict=True):
         before = in_client_order(order, len(own), states, mesh)
         method = one.method_of(round_index)
+        kept = server
         server, clients, info = method.aggregate(aggregation_key, server, before, messages, cohort)
+        if data.active is not None:
+            # A timetable may name clients that have paused, and no others.
+            server = choose(jnp.any(present), server, kept)
         clients = choose(jnp.append(present, False)[own], clients, before)
         after, infos = [*after, server], [*infos, info]
         # Free places have distinct numbers too, as a scatter needs them.
@@ -128,7 +132,7 @@ def train(
         ids = jnp.where(ids < cohort.num_clients, ids, cohort.num_clients + jnp.arange(len(own)))
         written.append((None if everyone else ids, clients))
     previous = trained if everyone else gather(trained, cohort.clients)
-    scores = choose(finite, scores, previous)
+    scores = choose(finite if data.active is None else finite & data.active[cohort.clients], scores, previous)
     trained = scores if everyone else scatter(trained, cohort.clients, scores)
     outcome = Outcome(cohort, finite, all_finite((after, [rows for _, rows in written])), examples, infos[0])
     return after, trained, written, outcome

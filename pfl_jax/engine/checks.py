@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from pfl_jax.base import Cohort, Method, Model, PyTree, State
+from pfl_jax.base import Cohort, Method, PyTree, State
 from pfl_jax.data.federated import FederatedData, client_data, select_run
 from pfl_jax.engine.build import Engine, build
 from pfl_jax.engine.cohort import RoundSettings, Settings
-from pfl_jax.engine.remembered import ByIdentity, remembered
+from pfl_jax.engine.independent_rows import check_rows
 from pfl_jax.engine.store import Federation
 from pfl_jax.errors import NO_FEATURES, InvalidInput, describe_value, first_difference, first_line, last_frame
 from pfl_jax.messages import join, split
@@ -66,7 +66,9 @@ def _check_method(method: Method | MethodSchedule, data: Federation, settings: S
         raise InvalidInput(
             "patience needs validation examples: data.partition.with_validation(parts, 0.1) sets some apart"
         )
-    _check_rows(at_round(method, 0), data)
+    mixed = mixture(method)
+    for one in [at_round(method, 0)] if mixed is None else mixed.methods:
+        check_rows(one, data)
 
 
 def _check_networks(mixed: Mixed, data: Federation, state_on: str, newcomers: Federation | None) -> None:
@@ -164,6 +166,8 @@ def check_sweep(
         for number in np.asarray(value).tolist():
             check_values({name: number}, get_type_hints(LocalTraining, include_extras=True))
     method = make_method(**{name: value[0] for name, value in values.items()})
+    if (mixed := mixture(method)) is not None:
+        _check_networks(mixed, _first(data), "device", None)
     _check_method(method, data, settings)
     if states is None:
         return
@@ -280,70 +284,3 @@ def _kinds(tree: PyTree, axes: int = 0) -> dict[str, str]:
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     named = {jax.tree_util.keystr(path): f"{leaf.dtype} {list(leaf.shape[axes:])}" for path, leaf in leaves}
     return {"": type(tree).__name__} | named
-
-
-def _check_rows(method: Method, data: Federation) -> None:
-    """Raise InvalidInput if an example changes the model's result for another example.
-
-    Mini-batches are filled with padding, and clients deploy their models for single examples. So a layer that reads the
-    whole batch, such as the batch normalization of equinox or haiku, would silently give wrong results. In training
-    only the examples of the mask may influence each other. Models from `pfl_jax.networks` are trusted; a method whose
-    model is unknown (`Method.work`) is not checked.
-    """
-    if method.work is None or _is_ours(method.work.model):
-        return
-    pool, axes = (data, 1) if isinstance(data, FederatedData) else (data.own, 2)
-    is_real = pool.x.dtype.kind == "f" or any(one is not None for one in (pool.mean, pool.rotation, pool.noise))
-    dtype = np.float32 if is_real else pool.x.dtype
-    if not _are_independent(ByIdentity(method.work.model), pool.x.shape[axes:], dtype):
-        raise InvalidInput(
-            "in the method's model the examples of a batch influence each other, and padding them, as by a batch "
-            "normalization of equinox or haiku: normalize each example, or take a BatchNorm of flax or PyTorch by "
-            "from_flax or from_torch"
-        )
-
-
-@remembered
-def _are_independent(of: ByIdentity, shape: tuple[int, ...], dtype: Any) -> bool:
-    """Whether each row of a model's results depends on its own example alone; True if the model fails."""
-    model: Model = of.value
-    # Tokens 0 and 1 are in every vocabulary.
-    drawn = np.random.default_rng(0).normal(size=(2, *shape))
-    numbers = drawn if np.dtype(dtype).kind == "f" else np.stack([np.zeros(shape), np.ones(shape)])
-
-    def rows(params, batch):
-        """Results, leaves [rows, ...], for two examples; in training only the first one is real."""
-        features = model.features(params["backbone"], batch)
-        found = features, model.classify(params["head"], features)
-        if model.batch_features is None:
-            return found
-        mask = jnp.array([True, False])
-        trained, statistics = model.batch_features(params["backbone"], batch, mask, jax.random.key(1))
-        return found, trained, jax.tree.map(lambda leaf: leaf[None], statistics)
-
-    try:
-        params = jax.jit(model.init)(jax.random.key(0))
-        batches = [jnp.asarray(numbers[chosen, ...], dtype) for chosen in ([0, 1], [0, 0])]
-        pairs = zip(*(jax.tree.leaves(jax.jit(rows)(params, batch)) for batch in batches), strict=True)
-    except Exception:  # The first round fails too, and says why.
-        return True
-    first = [[np.asarray(leaf[0], float) for leaf in pair] for pair in pairs]
-    largest = [np.max(np.abs(one), initial=0) for one, _ in first]
-    # Up to rounding.
-    return all(
-        np.allclose(*pair, rtol=1e-4, atol=1e-4 * size, equal_nan=True)
-        for pair, size in zip(first, largest, strict=True)
-    )
-
-
-def _is_ours(model: Model) -> bool:
-    """Whether the functions of a model are the library's own code, and do not wrap a model with other code."""
-
-    def is_ours(function):
-        # A method of a class has no cells.
-        inner = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-        ours = getattr(function, "__module__", "").startswith("pfl_jax.")
-        return ours and all(_is_ours(one) for one in inner if isinstance(one, Model))
-
-    functions: list[Any] = [model.features, model.classify]
-    return all(is_ours(one.function) for one in functions)

@@ -199,12 +199,17 @@ def sample_cohort(
         clients = jnp.sort(clients).astype(jnp.int32)
     sizes = counts if size == num_clients else counts[clients]
     present = jnp.ones(size, bool)
+    here = None if active is None else active[clients]
     if settings.arrivals(size) < size:
         # Drop-outs are drawn by rank of size, so that a seed's draw does not depend on the numbering of the clients.
         drop_key = jax.random.fold_in(jax.random.fold_in(key, DROPOUTS), round_index)
-        ranks = jax.random.permutation(drop_key, size)[: settings.arrivals(size)]
-        present = jnp.zeros(size, bool).at[largest_first(sizes)[ranks]].set(True)
-    present = present if active is None else present & active[clients]
+        order = largest_first(sizes)[jax.random.permutation(drop_key, size)]
+        if here is None:
+            present = jnp.zeros(size, bool).at[order[: settings.arrivals(size)]].set(True)
+        else:
+            arrivals = jnp.array([settings.arrivals(number) for number in range(size + 1)])[jnp.sum(here)]
+            present = present.at[order].set(jnp.cumsum(here[order]) <= arrivals)
+    present = present if here is None else present & here
     return Cohort(clients, jnp.where(present, sizes, 0), present, num_clients)
 
 

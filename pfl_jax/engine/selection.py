@@ -8,10 +8,10 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import Cohort, Method, PRNGKey
+from pfl_jax.base import Cohort, Exact, Method, PRNGKey
 from pfl_jax.data.federated import FederatedData
 from pfl_jax.errors import InvalidInput
-from pfl_jax.messages import Update, map_means
+from pfl_jax.messages import Update, is_mean
 from pfl_jax.primitives.tree import choose
 from pfl_jax.validation import Count, Words, check_arguments
 
@@ -37,8 +37,9 @@ class Selection:
       losses: whether `weights` reads losses, which are then measured for every client that trains.
       equal: whether a client's weight in the server's means is divided by its number of examples, because the client is
         drawn in proportion to that number: the expectation is then the mean over all clients with the method's weights.
-        Rounds in which all clients take part are unchanged, and so are exact means (`pfl_jax.base.Exact`), updates that
-        were clipped for privacy, and parts of messages that are not a `Mean`.
+        Unchanged are weights of 1, in means that count all clients of a cohort equally; rounds in which all clients
+        take part; exact means (`pfl_jax.base.Exact`) with a weight for each class; updates that were clipped for
+        privacy; and parts of messages that are not a `Mean`.
     """
 
     weights: Weights
@@ -147,10 +148,13 @@ def method_in_cohort(
         result, count = method.local(key, server, client, data), jnp.sum(data.mask, dtype=jnp.float32)
 
         def divided(part):
-            return part if isinstance(part, Update) else part._replace(weight=part.weight / jnp.maximum(count, 1.0))
+            if not is_mean(part) or isinstance(part, Update) or (isinstance(part, Exact) and part.weight.ndim):
+                return part
+            weight = part.weight / jnp.maximum(count, 1.0)
+            return part._replace(weight=weight if weight.ndim else jnp.where(part.weight == 1, part.weight, weight))
 
         if is_equal:
-            result = result._replace(message=map_means(divided, result.message, rest=lambda part: part))
+            result = result._replace(message=jax.tree.map(divided, result.message, is_leaf=is_mean))
         if active is None:
             return result
         kept = choose(active, (result.client, result.message), (client, jax.tree.map(jnp.zeros_like, result.message)))

@@ -185,6 +185,8 @@ def test_a_server_that_only_reads_the_states_is_refused():
 def test_a_survey_and_simulated_failures_are_refused():
     with pytest.raises(InvalidInput, match="asks all clients before the first round"):
         deployed(tiny_method("feddbe"))
+    with pytest.raises(InvalidInput, match="its clients have several networks"):
+        deployed(pfl_jax.mixed(lambda model: METHODS["lg_fedavg"](model), [tiny_model()] * 2))
     two = Timetable(np.array([[0, 1]]), np.zeros((1, 2), int), np.ones(1))
     for option in (
         {"drop_rate": 0.3},

@@ -1,11 +1,13 @@
-"""Models in which the examples of a batch influence each other are refused, see `pfl_jax.engine.checks`."""
+"""Models in which the examples of a batch influence each other are refused, see `pfl_jax.engine.independent_rows`."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
-from pfl_jax import InvalidInput, simulate, sweep
+from pfl_jax import InvalidInput, mixed, simulate, sweep
 from pfl_jax.methods import make_method
 from pfl_jax.networks import split, with_features
 
@@ -57,6 +59,16 @@ def test_also_under_another_model_and_in_a_sweep():
 
     with pytest.raises(InvalidInput, match="examples of a batch influence each other"):
         sweep.run(make, DATA, simulate.Settings(rounds=1), jax.random.split(KEY, 1), {"lr": jnp.array([0.1])})
+
+
+def test_also_in_the_second_of_several_networks_and_in_the_network_that_is_shared():
+    make = functools.partial(make_method, "fedproto_g", **HYPER_PARAMETERS)
+    for method in (
+        mixed(make, [MODEL, WRONG["features"]]),
+        make_method("fml", MODEL._replace(shared=WRONG["head"]), **HYPER_PARAMETERS),
+    ):
+        with pytest.raises(InvalidInput, match="examples of a batch influence each other"):
+            simulate.run(method, DATA, simulate.Settings(rounds=1), KEY)
 
 
 def test_in_training_the_real_examples_may():

@@ -130,6 +130,8 @@ def test_sweeps_take_several_networks():
     *_, both = sweep.run(make, tiny_federation(), settings, keys, {"lr": jnp.array([0.1, 0.02])})
     *_, alone = simulate.run(make, tiny_federation(), settings, KEY, {"lr": 0.02})
     chex.assert_trees_all_close(jax.tree.map(lambda leaf: leaf[1], both.received), alone.received, atol=1e-5)
+    with pytest.raises(InvalidInput, match="network has 3 entries, and this federation has 4 clients"):
+        sweep.run(lambda: method(several=2, network=(0, 1, 0)), tiny_federation(), settings, keys)
 
 
 def test_newcomers_are_dealt_a_network():

@@ -12,6 +12,7 @@ from trees import assert_same
 
 from pfl_jax import InvalidInput, Settings, data, models, run, simulate
 from pfl_jax.data import client_data, phases
+from pfl_jax.engine.cohort import Timetable
 from pfl_jax.methods import METHODS, make_method
 from pfl_jax.primitives import transfer
 
@@ -142,6 +143,30 @@ def test_every_method_stands_clients_without_examples(digits, name):
     found = data.federate_phases(dataset, phases.clients(parts, 2), [1])
     *_, last = run(method, found, Settings(rounds=2), jax.random.key(0))
     assert np.isfinite(last.received["loss"]).all()
+
+
+def test_messages_are_lost_among_those_who_are_there(digits):
+    dataset, parts = digits
+    found = data.federate_phases(dataset, phases.clients(parts, 4), [2, 2, 2])
+    method = make_method("fedavg", MODEL, lr=0.1, batch_size=10, epochs=1)
+    results = list(run(method, found, Settings(rounds=7, drop_rate=0.5), jax.random.key(0)))
+    assert [int(one.arrived.sum()) for one in results] == [1] * 6 + [2]
+    assert all(np.abs(jax.tree.leaves(one.state.server)[0]).max() > 0 for one in results)
+
+
+def test_clients_that_pause_keep_their_scores_and_alone_change_nothing(digits):
+    dataset, parts = digits
+    nothing = np.zeros(0, int)
+    paused = parts._replace(train=[nothing, nothing, *parts.train[2:]])
+    found = data.federate_phases(dataset, [parts, paused], [1])
+    method = make_method("fedavg", MODEL, lr=0.1, batch_size=10, epochs=1)
+    one, two = run(method, found, Settings(rounds=2), jax.random.key(0))
+    np.testing.assert_array_equal(one.trained["loss"][:2], two.trained["loss"][:2])
+    assert (one.trained["loss"][2:] != two.trained["loss"][2:]).all()
+    # A timetable of these two.
+    timetable = Timetable(np.array([[0, 1]] * 2), np.zeros((2, 2), int), np.ones(2))
+    one, two = run(method, found, Settings(rounds=2, timetable=timetable), jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, one.state.server, two.state.server)
 
 
 def test_forgetting_and_transfer_by_hand():

@@ -108,6 +108,26 @@ def test_clients_drawn_by_size_count_alike_and_the_mean_over_draws_is_that_by_si
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
+@pytest.mark.parametrize(("name", "part"), [("scaffold", "control"), ("feddyn", "drift")])
+def test_means_that_count_all_equally_still_do_so_with_draws_by_size(name, part):
+    settings = Settings(rounds=3, participation=0.5, select=selection.by_size)
+    *_, last = simulate.run(tiny_method(name), tiny_federation(), settings, jax.random.key(0))
+    mean = jax.tree.map(lambda leaf: leaf.mean(axis=0), getattr(last.state.clients, part))
+    assert_same(getattr(last.state.server, part), mean, rtol=1e-3, atol=1e-5)
+
+
+def test_both_means_of_qffl_have_the_same_weights():
+    data, method = tiny_federation(), tiny_method("qffl")
+    settings = Settings(rounds=1, participation=2 / data.num_clients, select=selection.by_size)
+    begun = simulate.build(method, settings).init(data, jax.random.key(0))
+    (result,) = simulate.run(method, data, settings, jax.random.key(0))
+    sent = [local_results(method, data, begun)[i].message for i in result.cohort]
+    step = 1 / np.mean([one.curvature.value for one in sent])
+    change = average([one.change.value for one in sent], np.ones(2))
+    wanted = jax.tree.map(lambda w, direction: w + step * direction, begun.server, change)
+    assert_same(result.state.server, wanted, rtol=1e-4, atol=1e-6)
+
+
 def test_losses_are_those_of_the_last_training_and_go_on_in_states_and_sweeps():
     data, settings = tiny_federation(), replace(HALF, select=selection.by_loss)
 
