@@ -153,7 +153,10 @@ def splits(source: Path | str) -> dict[str, Any]:
 
 def arrays(rows: Any) -> dict[str, np.ndarray]:
     """Columns of a split as arrays."""
-    return {name: np.asarray(values) for name, values in rows.with_format("numpy")[:].items()}
+    found = {name: np.asarray(values) for name, values in rows.with_format("numpy")[:].items()}
+    # The format rounds floats to 32 bits: different times and clients would become equal.
+    wide = [name for name, feature in rows.features.items() if getattr(feature, "dtype", "") == "float64"]
+    return found | {name: np.array(rows.with_format(None)[name][:], np.float64) for name in wide}
 
 
 def tables(source: object, splits: dict[str, Any], roles: Roles) -> list[Table]:

@@ -71,7 +71,8 @@ def pefll(
         deployed:  h(v_i; phi), with v_i from all training examples
 
     A client keeps nothing, and a client that never took part gets its own model without training. h is the hypernetwork
-    of `pfedhn`; where it gives everyone the same model, w_i = phi, this is `fedavg` of equal clients (server_lr = 1).
+    of `pfedhn`; where it gives everyone the same model, w_i = phi, this is `fedavg` of equal clients (server_lr = 1,
+    server_momentum = 0).
 
     Args:
       training: recipe of local training; the mini-batch of the descriptor has its batch_size.

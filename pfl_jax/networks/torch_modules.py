@@ -250,7 +250,7 @@ def _places(module: Any, head: str) -> dict[str, _Place]:
             last, axes = _unless(taken, "kernel"), (1, 0)
         elif last == "weight" and isinstance(owner, convolutions):
             last, axes = _unless(taken, "kernel"), (*range(2, dims), 1, 0)
-        elif last == "weight" and "norm" in type(owner).__name__.lower():
+        elif last == "weight" and _is_normalization(owner, dims):
             # FedBN finds normalizations by this name.
             last = _unless(taken, "scale")
         path = (*folders, last)
@@ -258,6 +258,12 @@ def _places(module: Any, head: str) -> dict[str, _Place]:
         is_head = list(path[: len(of_head)]) == of_head
         found[name] = _Place(("head", *path[len(of_head) :]) if is_head else ("backbone", *path), axes)
     return found
+
+
+def _is_normalization(layer: Any, dims: int) -> bool:
+    """Whether a layer's weight with some axes scales features; a matrix of a user's own layer does something else."""
+    is_own = not type(layer).__module__.startswith("torch.")
+    return "norm" in type(layer).__name__.lower() and not (is_own and dims > 1)
 
 
 def _unless(taken: Container[str], name: str) -> str:

@@ -55,7 +55,9 @@ def _norm(x, order=2, axes=None, keep=False, *, dtype=None):
     if order == 0:
         return jnp.sum(x != 0, axes, keepdims=keep).astype(x.dtype)
     if order == 2:
-        return jnp.sqrt(jnp.sum(jnp.square(x), axes, keepdims=keep))
+        squares = jnp.sum(jnp.square(x), axes, keepdims=keep)
+        # The gradient at zero is zero, as in PyTorch.
+        return jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 0)
     return jnp.sum(jnp.abs(x) ** order, axes, keepdims=keep) ** (1 / order)
 
 

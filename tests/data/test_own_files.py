@@ -10,7 +10,7 @@ from PIL import Image
 from tables import Split, assert_rows
 
 from pfl_jax import InvalidInput
-from pfl_jax.data import fortunes, from_file, own_files
+from pfl_jax.data import fortunes, from_clients, from_file, own_files
 from pfl_jax.data.texts import CATEGORIES, FOLDER
 
 RNG = np.random.default_rng(0)
@@ -149,6 +149,14 @@ def test_rows_of_hugging_face_without_a_label_are_refused(hub, tmp_path):
     hub["train"] = Split({"a": labels, "label": labels - 1}, label=types.SimpleNamespace(names=["x", "y", "z"]))
     with pytest.raises(InvalidInput, match=r"y has None in row 0 \(counted from 0\), the first of 8 such rows"):
         from_file(tmp_path)
+
+
+def test_floats_of_hugging_face_keep_their_digits():
+    datasets = pytest.importorskip("datasets")
+    numbers = [2.0**24 + one for one in range(12)]
+    rows = datasets.Dataset.from_dict({"a": numbers, "user": numbers[:4] * 3, "label": [0, 1] * 6})
+    dataset = from_clients(rows, client="user", y="label")
+    assert dataset.client_names == tuple(str(int(one)) for one in numbers[:4])
 
 
 def test_the_digest_is_of_the_content(tmp_path):

@@ -248,6 +248,27 @@ class Normalized(nn.Module):
         return self.fc(torch.relu(self.hidden(self.drop(self.layer(x.flatten(1))))))
 
 
+class NormLinear(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(8))
+
+    def forward(self, x):
+        return functional.normalize(x) @ self.weight
+
+
+def test_a_matrix_is_no_scale_and_a_vector_of_zeros_has_a_gradient():
+    net = Net(put(norm=NormLinear()), lambda net, x: net.norm(x))
+    model = from_torch(net, (8,), 3)
+    params = model.init(KEY)
+    assert "weight" in params["backbone"]["norm"]
+    x = X.at[0].set(0)
+    gradient = jax.grad(lambda x: model.apply(params, x).sum())(x)
+    tensor = torch.tensor(np.asarray(x), requires_grad=True)
+    net(tensor).sum().backward()
+    np.testing.assert_allclose(gradient, tensor.grad, rtol=1e-4, atol=1e-5)
+
+
 def drawn_with_probabilities(net, x):
     return x * torch.bernoulli(torch.full_like(x, 0.9)) if net.training else x
 
