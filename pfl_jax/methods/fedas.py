@@ -140,22 +140,22 @@ def fedas(
       Yang, Huang, Ye. FedAS: Bridging Inconsistency in Personalized Federated Learning. CVPR 2024. Algorithm 1.
 
     Deviations:
-      Eq. 4 is the squared distance; here, as in the released code, it is divided by the number d of features. Eq. 3 has
-      no learning rate, and the paper names neither batch size nor epochs of the alignment: the defaults come from the
-      released code. Delta theta of Algorithm 1 contains the alignment, as in the released code, and a client without a
-      previous backbone does not align: the paper leaves both open. Eq. 5 as printed squares the gradient of the
-      log-likelihood of all of a client's data, in which the gradients of its examples cancel; here the gradient of
-      every example is squared, as in the Fisher information. Eq. 8 also divides by m although the weights already sum
-      to 1; left out, as in the released code. The weights (alpha - min) / (max - min) of Fig. 6a are normalized to sum
-      to 1. The released code corresponds to `target="class_mean"`, `align_loss="class_sum"`, `first_alignment=True`,
-      `reduction="batch_means"` and `manner="in_turn"` with `LocalTraining(drop_last=True, shuffle=False)`: the clients
-      of a cohort align the server's own copy of the backbone, in the order of their numbers. It scores clients that
-      never trained with the initial model; here `trained` has no score for them. Without synchronization clients are
-      weighted by their numbers of examples, in Eq. 1 equally. Eq. 6 sums over d_w entries, in Section 3.1 the head's;
-      here over all parameters. Both are as in the released code. The paper gives no equations for the other alignments
-      of Fig. 4b: here the parallel manner adds lam times the loss above to the cross entropy, and the global targets
-      are FedPAC's (Eq. 17, 19), except for classes that have not occurred in a cohort yet. Its "6-layer CNN" is the
-      released code's `fedavg_cnn`. Section 4.1's "learning rate decay value" is left out.
+      As in the released code, the squared distance of Eq. 4 is divided by the number d of features. Eq. 3 has no
+      learning rate, batch size or epochs: the defaults come from the released code. Delta theta of Algorithm 1 contains
+      the alignment, as in the released code, and a client without a previous backbone does not align: the paper leaves
+      both open. Eq. 5 as printed squares the gradient of the log-likelihood of all of a client's data, in which the
+      gradients of its examples cancel; here the gradient of every example is squared, as in the Fisher information. The
+      division by m in Eq. 8 is left out, as in the released code: the weights already sum to 1. The weights (alpha -
+      min) / (max - min) of Fig. 6a are normalized to sum to 1. The released code corresponds to `target="class_mean"`,
+      `align_loss="class_sum"`, `first_alignment=True`, `reduction="batch_means"` and `manner="in_turn"` with
+      `LocalTraining(drop_last=True, shuffle=False)`: the clients of a cohort align the server's own copy of the
+      backbone, in the order of their numbers. It scores clients that never trained with the initial model; here
+      `trained` has no score for them. As in the released code, clients are weighted by their numbers of examples
+      without synchronization (equally in Eq. 1), and Eq. 6 sums over all parameters (over the head's d_w in Section
+      3.1). The paper gives no equations for the other alignments of Fig. 4b: here the parallel manner adds lam times
+      the loss above to the cross entropy, and the global targets are FedPAC's (Eq. 17, 19), except for classes that
+      have not occurred in a cohort yet. Its "6-layer CNN" is the released code's `fedavg_cnn`. Section 4.1's "learning
+      rate decay value" is left out.
     """
     if alignment and (target != "example" or align_loss == "class_sum"):
         needs_classes(model, "fedas", "target and align_loss are given by classes; choose example and mean")
