@@ -154,8 +154,7 @@ def fedas(
       without synchronization (equally in Eq. 1), and Eq. 6 sums over all parameters (over the head's d_w in Section
       3.1). The paper gives no equations for the other alignments of Fig. 4b: here the parallel manner adds lam times
       the loss above to the cross entropy, and the global targets are FedPAC's (Eq. 17, 19) for classes that have
-      occurred in a cohort. Its "6-layer CNN" is the released code's `fedavg_cnn`. Section 4.1's "learning rate decay
-      value" is left out.
+      occurred in a cohort. Its "6-layer CNN" is `fedavg_cnn`. The "learning rate decay value" is left out.
     """
     if alignment and (target != "example" or align_loss == "class_sum"):
         needs_classes(model, "fedas", "target and align_loss are given by classes; choose example and mean")
