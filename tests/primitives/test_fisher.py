@@ -116,7 +116,7 @@ def test_equals_gradients_one_by_one(name):
     per_example = jax.jit(lambda params, data: squared_gradient_norms(loss_of(model), params, data))(
         params, data._replace(mask=jnp.ones(8, bool))
     )
-    np.testing.assert_allclose(per_example[:5], norms, rtol=1e-5)
+    np.testing.assert_allclose(per_example[:5], norms, rtol=5e-5)
 
 
 @pytest.mark.parametrize("name", ["mlp", pytest.param("fedpac_color", marks=pytest.mark.slow), "shared"])
