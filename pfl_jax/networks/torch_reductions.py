@@ -56,8 +56,8 @@ def _norm(x, order=2, axes=None, keep=False, *, dtype=None):
         return jnp.sum(x != 0, axes, keepdims=keep).astype(x.dtype)
     if order == 2:
         squares = jnp.sum(jnp.square(x), axes, keepdims=keep)
-        # The gradient at zero is zero, as in PyTorch.
-        return jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 0)
+        # The gradient at zero is zero, as in PyTorch; NaN stays NaN.
+        return jnp.where(squares == 0, 0, jnp.sqrt(jnp.where(squares == 0, 1, squares)))
     return jnp.sum(jnp.abs(x) ** order, axes, keepdims=keep) ** (1 / order)
 
 

@@ -373,6 +373,11 @@ def test_options_of_operations(name, args, kwargs):
         np.testing.assert_allclose(one, like.numpy(), rtol=1e-5, atol=1e-6)
 
 
+def test_a_norm_of_nan_is_nan():
+    found = operations.apply("linalg_vector_norm", [jnp.array([[jnp.nan, 1.0], [0.0, 0.0]]), 2, [1]], {})
+    np.testing.assert_array_equal(found, [np.nan, 0])
+
+
 def test_embeddings_beyond_the_table_are_nan():
     weight = jnp.arange(8.0).reshape(4, 2)
     found = operations.apply("embedding", [weight, jnp.array([3, 4, -1])], {})
