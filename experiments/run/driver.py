@@ -211,7 +211,8 @@ class RunDriver(abc.ABC):
             run.counts.round = number
             return
         if len(result.diverged):
-            print_line(console, f"round {number}: left out as diverged: clients {result.diverged.tolist()}")
+            where = f" in {run.folder.path}" if len(self.runs) > 1 else ""
+            print_line(console, f"round {number}{where}: left out as diverged: clients {result.diverged.tolist()}")
         run.add(result, elapsed)
         if result.received is None:
             return

@@ -184,11 +184,8 @@ class JointRuns(RunDriver):
         ):
             # A single run would end here.
             for run, finite, arrived in zip(self.runs, result.finite, result.arrived, strict=True):
-                if (
-                    not (np.any(finite & arrived) if skips else np.all(finite))
-                    and not run.counts.ended
-                    and not run.has_ended()
-                ):
+                sick = not np.all(finite) and not (skips and np.any(finite & arrived))
+                if sick and not run.counts.ended and not run.has_ended():
                     run.counts.ended = True
                     print_notice(console, f"round {result.round}: the run in {run.folder.path} has diverged")
             yield [_result_of_run(result, index, ended=run.counts.ended) for index, run in enumerate(self.runs)]

@@ -1,6 +1,7 @@
 """`python -m experiments.sweep`: called as a function, on the smallest runs there are."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from rich.console import Console
 from run_folders import FakeRuns, log, summary, untimed
 
+from experiments.cli import command
 from experiments.commands import batch, sweep_results
 from experiments.folder import stored_runs
 from experiments.folder.run_folder import lock_folder
@@ -97,6 +99,22 @@ def test_a_run_that_diverges_has_no_scores_and_the_others_go_on(tmp_path, capsys
     assert (summary(ill)["received_accuracy"] is not None) == is_scored
     table = (tmp_path / "sweep" / "sweep.md").read_text()
     assert (f"| dose={dose} | — | — | — | — |" in table) == (not is_scored)
+
+
+def test_runs_of_a_sweep_diverge_in_the_rounds_in_which_they_do_alone(tmp_path, capsys):
+    # One message of four arrives: the others may be finite where it is not.
+    (tmp_path / "mine.py").write_text(SICK)
+    words = [*SMALL, "--method", f"{tmp_path}/mine.py:sick", "--rounds", "8", "--drop-rate", "0.75"]
+    words = [*words, "--on-nan", "skip-client", "--no-compilation-cache", "--out"]
+    sweep = ["--dataset", "digits", "--grid", "dose=0.0,0.4", "--seeds", "2"]
+    assert main([*sweep, *words, str(tmp_path / "sweep")]) == 0
+    together = re.findall(r"round (\d+): the run in \S*dose=0.4/seed-(\d) has diverged", capsys.readouterr().out)
+    alone = []
+    for seed in "01":
+        assert command.main("digits", ["--dose", "0.4", "--seed", seed, *words, str(tmp_path / seed)]) == 2
+        alone += [(number, seed) for number in re.findall(r"round (\d+): the model", capsys.readouterr().err)]
+    assert len(alone) == 2
+    assert sorted(together) == sorted(alone)
 
 
 @pytest.mark.slow
