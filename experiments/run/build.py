@@ -162,8 +162,9 @@ def assemble(
     """Assemble the experiment over an existing federation, whose clients are placed on a mesh if there is one."""
     changes = "" if phases is None else f" {spec.change} in {spec.phases} phases of {spec.rounds} rounds"
     # Options decide which rows of a user's file are test rows, and partitions count the rows after that.
-    labels = "" if spec.dataset != CUSTOM else sha256(dataset.train_y.tobytes() + dataset.test_y.tobytes()).hexdigest()
-    digest = partition_files.digest_of(parts, spec.shift + changes + labels)
+    own: Any = (dataset.train_y, dataset.test_y, dataset.test_rows) if spec.dataset == CUSTOM else ()
+    rows = sha256(b"".join(one.tobytes() for one in own)).hexdigest() if own else ""
+    digest = partition_files.digest_of(parts, spec.shift + changes + rows)
     newcomers: Any = None
     if spec.held_out_clients:
         data, newcomers = federated.hold_out(data, spec.held_out_clients)

@@ -55,8 +55,8 @@ def from_arrays(
       impute: replacement of NaN in x, for each feature from the training rows: its "mean", "median" or "most_frequent"
         value; for words always the most frequent one. None refuses missing values.
       min_rows: clients with fewer rows, or without training or test rows, are left out, with a warning.
-      normalize: subtract the mean of the training rows and divide by their deviation, for each feature, or for each
-        channel of images; constant features become 0. uint8 images stay uint8, with mean and std of pixels / 255.
+      normalize: before rounding, subtract the mean of the training rows and divide by their deviation, of each feature
+        or channel of images; constant features become 0. uint8 images stay uint8, with mean and std of pixels / 255.
       num_classes: K, if labels are integers (or whole floats) from 0 to K - 1 and some classes may be missing; by
         default the number of different labels. 0 for targets that are not classes although they are whole numbers.
       name: name of the data set.
@@ -225,10 +225,10 @@ def from_tables(
     elif not has_test:
         group = y if client is None and len(classes) and joined.time is None else client
         rows = _divided(group, joined.time, len(y), 0.25 if test_fraction is None else test_fraction, owners, seed)
-    prepared, x = preparation.fit(joined.inputs, rows[0], impute, encode)
+    prepared, x = preparation.fit(joined.inputs, rows[0], impute, encode, normalize=normalize)
     train_rows, test_rows = rows
     arrays: dict[str, Any] = {"train_x": x[train_rows], "train_y": y[train_rows]}
-    arrays |= {"test_x": x[test_rows], "test_y": y[test_rows]}
+    arrays |= {"test_x": x[test_rows], "test_y": y[test_rows], "test_rows": np.arange(len(y))[test_rows]}
     made = Dataset(name, source, origin, True, **arrays, num_classes=len(classes), keep_split=True)
     if normalize:
         made, prepared = preparation.normalized(made, prepared)

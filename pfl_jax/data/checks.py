@@ -17,8 +17,8 @@ SPLITS = {"train": "training", "test": "test", "validation": "validation"}
 """Field of a partition -> the word for its examples."""
 
 
-def inputs(x: Any, what: str) -> Any:
-    """Inputs [P, ...] as float32 or integers of at most 32 bits; `what` is their name, for errors."""
+def inputs(x: Any, what: str, *, wide: bool = False) -> Any:
+    """Inputs [P, ...] as float32, or float64 if they stay `wide`, or integers of at most 32 bits; `what` names them."""
     shape = np.shape(x)
     if len(shape) < 2 or 0 in shape:
         raise InvalidInput(f"{what} has shape {list(shape)}: give one row for each example, [P, ...]")
@@ -26,7 +26,8 @@ def inputs(x: Any, what: str) -> Any:
         raise InvalidInput(
             f"{what} has shape {list(shape)}, channels first: give [P, H, W, C], with np.moveaxis({what}, 1, -1)"
         )
-    return _numbers(x, what, ", or fill NaN in with --impute (impute=)")
+    found = _numbers(x, what, ", or fill NaN in with --impute (impute=)")
+    return x.astype(np.float64, copy=False) if wide and found.dtype == np.float32 else found
 
 
 def _numbers(x: Any, what: str, instead: str = "") -> Any:
@@ -47,10 +48,10 @@ def _numbers(x: Any, what: str, instead: str = "") -> Any:
     bad = np.argwhere(~np.isfinite(found))
     if len(bad):
         row, *place = bad[0].tolist()
-        at = f"row {row}, place {place}" if place else f"row {row}"
+        at, value = f"row {row}, place {place}" if place else f"row {row}", x[tuple(bad[0])]
+        is_what = "a missing value" if np.isnan(value) else "not a finite float32"
         raise InvalidInput(
-            f"{what} has {x[tuple(bad[0])]} in {at} (counted from 0), which is not a finite float32: leave such rows "
-            f"out{instead}"
+            f"{what} has {value} in {at} (counted from 0), which is {is_what}: leave such rows out{instead}"
         )
     return found
 
@@ -74,7 +75,7 @@ def names(values: Any, what: str, role: str) -> np.ndarray:
         value = columns.sample(values, strange[0])
         raise InvalidInput(
             f"{what} has {value} in row {strange[0]} (counted from 0), the first of {len(strange)} such rows: a {role} "
-            "is an integer or a string, leave other rows out"
+            "is an integer of at most 64 bits or a string, leave other rows out"
         )
     return found if kind == "numbers" else found.astype(str)
 

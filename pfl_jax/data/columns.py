@@ -70,7 +70,7 @@ def _of_objects(array: np.ndarray) -> np.ndarray:
     elif are(str, bytes):
         texts = [value.decode("utf-8", "replace") if isinstance(value, bytes) else value for value in there]
         found, nothing = np.array(texts, object if gone.any() else str), None
-    elif are(datetime.date):
+    elif are(datetime.date) and not mixes_zones(array):
         # JAX and NumPy have no time zones: all times are converted to UTC.
         found = np.array([_without_zone(value) for value in there], "datetime64[us]")
         nothing = np.datetime64("NaT", "us")
@@ -92,6 +92,12 @@ def _without_zone(value: datetime.date) -> datetime.date:
     if isinstance(value, datetime.datetime) and value.tzinfo is not None:
         return value.astimezone(datetime.UTC).replace(tzinfo=None)
     return value
+
+
+def mixes_zones(column: np.ndarray) -> bool:
+    """Whether some times among objects have a time zone and others none, so that nothing says which is later."""
+    dates = (value for value in column.ravel() if isinstance(value, datetime.date) and not _is_nothing(value))
+    return len({getattr(value, "tzinfo", None) is None for value in dates}) > 1
 
 
 def kind(column: Any) -> Kind:

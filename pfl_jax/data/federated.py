@@ -46,7 +46,7 @@ class FederatedData(NamedTuple):
       num_classes: number of classes K of the dataset.
       mean, std: float32 [C], of uint8 pixels divided by 255; None for inputs that are not rescaled.
       label_map: int32 [N, K], the label that each client has for class k; None for the dataset's labels.
-      rotation: float32 [N, 2], cosine and sine of the rotation of each client's images; None for no rotation.
+      rotation: float32 [N, 2] or [N, 2 + C], `pfl_jax.data.shift.direction` of each client; None for no rotation.
       noise: float32 [N], standard deviation of the noise on each client's inputs; None for no noise.
       missing: bool [N, ...], the numbers of an input that each client lacks; None if no client lacks any.
       validation_index, validation_count: int32 [N, v_max] and [N], 0 for clients without validation examples; None for

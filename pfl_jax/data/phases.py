@@ -13,7 +13,7 @@ from pfl_jax.data.federated import PER_CLIENT, ClientNames, FederatedData, _fiel
 from pfl_jax.data.partition import Partition
 from pfl_jax.data.sources import Dataset
 from pfl_jax.data.specs import Shift
-from pfl_jax.errors import InvalidInput
+from pfl_jax.errors import InvalidInput, shortened
 from pfl_jax.validation import Count, check_arguments
 
 
@@ -78,16 +78,21 @@ def federate_phases(
     number = len(partitions)
     if number < 2 or len(rounds) not in (number, number - 1) or min(rounds) < 1:
         raise InvalidInput(f"{number} partitions need at least 2 phases, of 1 round or more each, not {list(rounds)}")
-    several = [dataset] if isinstance(dataset, Dataset) else list(dataset)
+    several = [checks.dataset(one) for one in ([dataset] if isinstance(dataset, Dataset) else dataset)]
     if len(several) not in (1, number) or len({len(parts.train) for parts in partitions}) > 1:
         raise InvalidInput("give a dataset for each partition, or one for all, and partitions of the same clients")
     pooled = [_pooled(one, parts) for one, parts in zip(several * (number // len(several)), partitions, strict=True)]
     joined = several[0]
-    for name in ("num_classes", "class_names", "mean", "std"):
-        if others := [value for one in several if (value := getattr(one, name)) != getattr(joined, name)]:
+    scales = [
+        {name: getattr(one, name) for name in ("num_classes", "class_names", "mean", "std", "preparation")}
+        | {"the type of their inputs": one.train_x.dtype}
+        for one in several
+    ]
+    for name, wanted in scales[0].items():
+        if others := [scale[name] for scale in scales if scale[name] != wanted]:
+            both = shortened(f"{wanted} and {others[0]}")
             raise InvalidInput(
-                f"the data sets of the phases differ in {name}, {getattr(joined, name)} and {others[0]}: make one data "
-                "set of all rows first"
+                f"the data sets of the phases differ in {name}, {both}: make one data set of all rows first"
             )
     if len(several) > 1:
         sizes = [len(one.train_y) + len(one.test_y) for one in several]
@@ -187,7 +192,7 @@ def rotated(dataset: Dataset, degrees: float) -> Dataset:
       degrees: the angle.
     """
     shifts.check("rotation", dataset)
-    direction = jnp.asarray(shifts.direction(degrees))
+    direction = jnp.asarray(shifts.direction(degrees, dataset))
 
     def turned(images: np.ndarray) -> np.ndarray:
         found = np.asarray(shifts.rotate(jnp.asarray(images, jnp.float32), direction))

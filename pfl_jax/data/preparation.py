@@ -134,8 +134,9 @@ class Preparation:
         if gone := [one.name for one in self.columns if one.name not in given]:
             raise InvalidInput(f"the table has no column {gone[0]} (there are {', '.join(dict(found))})")
         x = self.side_by_side({one.name: one.alike(given[one.name]) for one in self.columns})
-        # Whole numbers that were floats in training were rounded once, to float32.
-        x = checks.inputs(x.astype(np.float64) if self.dtype == "float32" else x, "the table")
+        # Whole numbers that were floats in training are floats, and may be larger.
+        wide = self.mean is not None and self.dtype != "float32"
+        x = checks.inputs(x.astype(np.float64) if "float" in self.dtype else x, "the table", wide=wide)
         with np.errstate(invalid="ignore"):
             whole = x.astype(self.dtype)
         x = whole if np.array_equal(whole, x) else x
@@ -166,14 +167,16 @@ def _tuples(value: Any) -> Any:
 
 
 def fit(
-    inputs: Mapping[str, Any], train: Any, impute: Impute | None, encode: Encode | None
+    inputs: Mapping[str, Any], train: Any, impute: Impute | None, encode: Encode | None, *, normalize: bool
 ) -> tuple[Preparation, np.ndarray]:
     """Preparation of the columns `inputs`, fitted to the rows `train`, a slice or numbers; and the inputs of all rows.
 
-    `impute` and `encode` are as in `pfl_jax.data.arrays.from_tables`.
+    `impute` and `encode` are as in `pfl_jax.data.arrays.from_tables`. Inputs that `normalize` changes next keep their
+    digits: rounded to float32 first, times as seconds since 1970 would be equal for minutes.
     """
     prepared = Preparation(tuple(_fitted(name, column, train, impute) for name, column in inputs.items()), encode)
-    x = checks.inputs(prepared.side_by_side(inputs), "x")
+    wide = normalize and any(one.dtype.kind in "fiu" and one.dtype.itemsize > 4 for one in inputs.values())
+    x = checks.inputs(prepared.side_by_side(inputs), "x", wide=wide)
     return dataclasses.replace(prepared, dtype=x.dtype.name), x
 
 
@@ -218,9 +221,9 @@ def normalized(made: Dataset, prepared: Preparation) -> tuple[Dataset, Preparati
     parts = np.array_split(train_x, 1 + train_x.nbytes // 2**26)
     mean: Any = sum(part.sum(axes, np.float64) for part in parts) / size
     std = np.sqrt(sum(np.square(part - mean).sum(axes, np.float64) for part in parts) / size)
-    lowest = train_x.min(axes)
-    constant = lowest == train_x.max(axes)
-    # By rounding, the mean and deviation of a constant would be only nearly its value and 0.
+    lowest, highest = (limit(axes).astype(np.float64) for limit in (train_x.min, train_x.max))
+    # By rounding, the mean and deviation of a constant would be only nearly its value and 0, and so may its values be.
+    constant = highest - lowest <= 1e-13 * np.maximum(abs(lowest), abs(highest))
     mean, std = np.where(constant, lowest, mean), np.where(constant, 1.0, std)
     if train_x.dtype == np.uint8 and train_x.ndim == 4:
         std = np.where(constant, 1.0, std / 255)

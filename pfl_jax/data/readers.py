@@ -33,9 +33,11 @@ T = TypeVar("T")
 LABEL = "label"
 """Name of Flower's column of labels."""
 
-_WHOLE = r"-?(0|[1-9]\d*)"
-CLIENT_NUMBER, LABEL_NUMBER = re.compile(_WHOLE), re.compile(_WHOLE + r"(\.\d+)?([eE][-+]?\d+)?")
-"""Forms of whole and other numbers among texts; not 07, because as a name it differs from 7."""
+_WHOLE = r"(0|[1-9]\d{0,18})"
+CLIENT_NUMBER = re.compile(f"-?{_WHOLE}")
+LABEL_NUMBER = re.compile(rf"[-+]?({_WHOLE}(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
+"""Forms of whole and other numbers among texts; not 07, because as a name it differs from 7, nor more than 19 digits,
+which a float would round."""
 
 
 def npz(path: Path, roles: Roles) -> list[Table]:
@@ -51,7 +53,15 @@ def npz(path: Path, roles: Roles) -> list[Table]:
         named = [(name, stored[name]) for name, column in of_name.items() if column in wanted]
     if missing := [name for name in wanted if name not in there]:
         raise InvalidInput(f"{path} has no array {missing[0]} (there are {', '.join(there)})")
+    if others := ", ".join(name for name, column in of_name.items() if column not in wanted and _is_of_test(name)):
+        right = ", ".join(f"test_{name}" for name in (*names_of(roles.inputs), *names_of(roles.labels)))
+        warnings.warn(f"{path}: the rows of {others} are left out; name them {right} to test on them", stacklevel=2)
     return sets(path, named)
+
+
+def _is_of_test(name: str) -> bool:
+    """Whether an array's name has the word test or val, as x_test has."""
+    return any(SPLITS.get(word, "train") != "train" for word in re.split("[^a-z]+", name.lower()))
 
 
 def csv_file(path: Path, roles: Roles) -> Table:
@@ -62,6 +72,8 @@ def csv_file(path: Path, roles: Roles) -> Table:
             lines = [(reader.line_num, [field.strip() for field in row]) for row in reader if row]
         except csv.Error as error:
             raise InvalidInput(f"{path}: line {reader.line_num} is not CSV ({error}): is a quote closed?") from None
+        except UnicodeDecodeError as error:
+            raise InvalidInput(f"{path} is not text in UTF-8 ({error}): save it in that encoding") from None
     if len(lines) < 2:
         raise InvalidInput(f"{path} has no rows: give a header and a row for each example")
     (_, header), *rows = lines
@@ -107,14 +119,20 @@ def image_folder(path: Path, label: str | None, client: str | None) -> list[Tabl
 
     Folders are [split/][client/]class/: a first level of names like train and test are splits. If two further levels
     follow, the first is the clients if `client` is given; if only `label` is given, it is the classes, and all images
-    below count.
+    below count. Beside splits nothing else is allowed, but without folders in it, train may be one of several classes.
     """
     images = [one for one in regular_files(path) if one.suffix.lower() in pictures.ENDINGS]
     levels = {one: folders for one in images if (folders := one.relative_to(path).parts[:-1])}
     if not levels:
         raise InvalidInput(f"{path} has no images: give a folder with a sub-folder of images for each class")
-    first = {SPLITS.get(folders[0].lower()) for folders in levels.values()}
-    is_split = "train" in first and None not in first and min(map(len, levels.values())) > 1
+    uses = {one: SPLITS.get(folders[0].lower()) for one, folders in levels.items()}
+    is_split = any(use == "train" and (len(levels[one]) > 1 or None not in uses.values()) for one, use in uses.items())
+    if is_split and (odd := [one for one, use in uses.items() if use is None or len(levels[one]) == 1]):
+        name = odd[0].relative_to(path)
+        raise InvalidInput(
+            f"{path} has a split train, and {name} is in no folder such as train/CLASS or test/CLASS: move it to one, "
+            "or out"
+        )
     below, parts = {one: folders[is_split:] for one, folders in levels.items()}, dict[str, list[Path]]()
     for one, folders in levels.items():
         parts.setdefault(folders[0] if is_split else "train", []).append(one)

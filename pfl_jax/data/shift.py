@@ -102,7 +102,7 @@ def draw(shift: Shift, dataset: Dataset, num_clients: int, num_groups: int, seed
     group = np.arange(num_clients) % num_groups
     if shift == "rotation":
         # The paper does not state its angles (Appendix C.10).
-        return {"rotation": direction(group * 360 / num_groups)}
+        return {"rotation": direction(group * 360 / num_groups, dataset)}
     if shift == "noise":
         return {"noise": (group / num_groups * np.std(dataset.train_x, dtype=np.float64)).astype(np.float32)}
     if shift == "missing":
@@ -132,11 +132,20 @@ def shifted(x: jax.Array, data: Any, row: jax.Array | int, client: jax.Array | i
     return x
 
 
-def direction(degrees: float | np.ndarray) -> np.ndarray:
-    """Cosine and sine of angles in degrees [...], float32 [..., 2], with exact zeros and ones."""
+def direction(degrees: float | np.ndarray, dataset: Dataset | None = None) -> np.ndarray:
+    """Cosine and sine of angles, float32 [..., 2], with exact zeros and ones; and where black is not 0, black [C] too.
+
+    Args:
+      degrees: the angles [...].
+      dataset: images; if their preparation normalized them, the result has the value of black in each channel.
+    """
     # Rounding to 15 decimals turns 6e-17 into 0, and float32 has far fewer digits.
-    radians = np.deg2rad(degrees)
-    return np.stack([np.cos(radians), np.sin(radians)], axis=-1).round(15).astype(np.float32)
+    radians, scale = np.deg2rad(degrees), dataset and dataset.preparation
+    found = np.stack([np.cos(radians), np.sin(radians)], axis=-1).round(15)
+    if scale is not None and scale.mean is not None:
+        black = -np.divide(scale.mean, scale.std)
+        found = np.concatenate([found, np.broadcast_to(black, (*found.shape[:-1], len(black)))], axis=-1)
+    return found.astype(np.float32)
 
 
 def rotate(x: jax.Array, rotation: jax.Array) -> jax.Array:
@@ -145,14 +154,14 @@ def rotate(x: jax.Array, rotation: jax.Array) -> jax.Array:
     The interpolation is bilinear, so multiples of 90 degrees move the pixels of square images exactly.
 
     Args:
-      x: pixels [n, H, W, C], float32; zero is black.
-      rotation: [2], cosine and sine of the angle; may be traced.
+      x: pixels [n, H, W, C], float32.
+      rotation: [2], cosine and sine of the angle, or [2 + C], followed by black, otherwise zero; may be traced.
     """
     height, width = x.shape[1:3]
-    cosine, sine = rotation
+    cosine, sine, *black = rotation
     middle_row, middle_column = (height - 1) / 2, (width - 1) / 2
     row, column = jnp.meshgrid(jnp.arange(height) - middle_row, jnp.arange(width) - middle_column, indexing="ij")
     # Source position of each target pixel; rows are numbered downwards.
     source = [cosine * row + sine * column + middle_row, cosine * column - sine * row + middle_column]
     over_channels = jax.vmap(lambda channel: map_coordinates(channel, source, order=1), in_axes=-1, out_axes=-1)
-    return jax.vmap(over_channels)(x)
+    return jax.vmap(over_channels)(x - jnp.stack(black)) + jnp.stack(black) if black else jax.vmap(over_channels)(x)

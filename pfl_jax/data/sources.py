@@ -40,6 +40,7 @@ class Dataset(NamedTuple):
       note: description of files that are not the published ones, such as "JPEG copy"; see
         `pfl_jax.data.idx_and_cifar.note`.
       preparation: turns rows of a user's table into inputs, `pfl_jax.data.preparation.Preparation`; otherwise None.
+      test_rows: numbers of the test rows among all rows of a user's data that `min_rows` leaves; otherwise None.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Dataset(NamedTuple):
     client_names: tuple[str, ...] = ()
     note: str = ""
     preparation: Any = None
+    test_rows: np.ndarray | None = None
 
     def __repr__(self) -> str:
         """A line for each field, instead of all numbers."""

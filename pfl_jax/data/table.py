@@ -190,6 +190,8 @@ def _joined(tables: Sequence[Table], name: str) -> Any:
 def _times(source: str, name: str, times: np.ndarray) -> np.ndarray:
     """Times [P] of all rows, numbers or dates, which can be sorted."""
     times = columns.dated(times) if columns.kind(times) == "words" else times
+    if times.dtype.kind == "O" and columns.mixes_zones(times):
+        raise InvalidInput(f"{source}: {name} has times with and without a time zone: give all of them one, or none")
     is_odd = times.ndim > 1 or columns.kind(times) not in ("numbers", "dates")
     if is_odd or columns.missing(times).any():
         row = 0 if is_odd else int(columns.missing(times).argmax())

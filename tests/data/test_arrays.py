@@ -174,6 +174,22 @@ def test_normalized_features_or_channels(shape):
     np.testing.assert_allclose(dataset.test_x[..., 1:], (test_varying - mean) / std, rtol=1e-5, atol=1e-6)
 
 
+def test_normalized_floats_are_rounded_at_the_end():
+    # Seconds since 1970, of a minute, beside a constant that is rounded in two ways.
+    seconds = np.stack([1.7e9 + 30 * RNG.normal(size=40), np.where(Y > 1, 0.3, 0.1 + 0.2)], axis=1)
+    dataset = from_arrays(seconds, Y, test_x=seconds, test_y=Y, normalize=True)
+    mean, std = seconds[:, 0].mean(), seconds[:, 0].std()
+    for found in (dataset.train_x, dataset.test_x, dataset.preparation({"x": seconds})):
+        np.testing.assert_array_equal(found, dataset.train_x)
+        np.testing.assert_allclose(found[:, 0], (seconds[:, 0] - mean) / std, rtol=1e-6, atol=1e-6)
+        assert abs(found[:, 1]).max() < 1e-15
+    # Floats of 32 bits stay as they are in stored results.
+    single = seconds.astype(np.float32)
+    whole, one = from_arrays(single, Y, normalize=True), from_arrays(single.astype(np.float64), Y, normalize=True)
+    assert (whole.preparation.dtype, one.preparation.dtype) == ("float32", "float64")
+    np.testing.assert_array_equal(whole.train_x, one.train_x)
+
+
 def test_normalized_bytes_of_images_stay_bytes():
     x = inputs(np.uint8, (4, 4, 2))
     x[..., 1] = 51
@@ -197,7 +213,7 @@ def test_normalized_bytes_of_images_stay_bytes():
 def test_numbers_beyond_64_bits_are_no_names(values):
     x, values = np.zeros((4, 2), np.float32), np.array(values)
     for words in ({"y": values, "num_classes": 4}, {"y": [0, 1, 0, 1], "client": values}):
-        with pytest.raises(InvalidInput, match="is an integer or a string"):
+        with pytest.raises(InvalidInput, match="is an integer of at most 64 bits or a string"):
             from_arrays(x, **words)
 
 

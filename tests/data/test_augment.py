@@ -7,7 +7,7 @@ import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax import ClientData, InvalidInput
-from pfl_jax.data import class_table, client_data, federate, load, shift
+from pfl_jax.data import class_table, client_data, federate, federate_phases, from_arrays, load, phases, shift
 from pfl_jax.data.augment import CropAndFlip
 from pfl_jax.data.federated import PER_CLIENT
 from pfl_jax.data.partition import iid
@@ -223,6 +223,37 @@ def test_images_turn_in_both_splits_and_nothing_else(split):
         turned = np.rot90(plain.x, client % 4, axes=(1, 2))
         np.testing.assert_allclose(gathered.x[client], turned, rtol=1e-6, atol=1e-6)
         np.testing.assert_array_equal(gathered.y[client], plain.y)
+
+
+def test_what_turns_into_normalized_images_is_black():
+    """As it is for their bytes."""
+    x, y = np.random.default_rng(0).integers(100, 256, (12, 5, 5, 2)).astype(np.uint8), np.arange(12) % 2
+    of_bytes, of_floats = (from_arrays(one, y, normalize=True) for one in (x, (x / 255).astype(np.float32)))
+    parts = iid(of_bytes, 3)
+    want, got = (federate(one, parts, shift="rotation", num_groups=3) for one in (of_bytes, of_floats))
+    for client in range(3):
+        pixels = client_data(want, client, "train").x
+        np.testing.assert_allclose(client_data(got, client, "train").x, pixels, rtol=1e-4, atol=1e-4)
+    turned, expected = phases.rotated(of_floats, 30).train_x, phases.rotated(of_bytes, 30).train_x / 255
+    # Bytes are rounded.
+    atol = 0.5 / 255 / min(of_bytes.std)
+    np.testing.assert_allclose(turned, (expected - of_bytes.mean) / of_bytes.std, atol=1.01 * atol)
+
+
+def test_phases_have_one_scale():
+    x, y = np.random.default_rng(0).normal(size=(2, 12, 4, 4, 1)), np.arange(12) % 2
+    parts = [iid(from_arrays(x[0], y), 3)] * 2
+    turned = [phases.rotated(from_arrays(x[0], y, normalize=True), angle) for angle in (0, 90)]
+    for good in (turned, [from_arrays(one, y) for one in x]):
+        federate_phases(good, parts, [2])
+    dark = from_arrays(np.uint8(x[0] > 0), y)
+    light = dark._replace(train_x=x[0][:8], test_x=x[0][8:])
+    for bad, said in (
+        ([from_arrays(one, y, normalize=True) for one in x], "preparation"),
+        ([dark, light], "the type of their inputs, uint8 and float32"),
+    ):
+        with pytest.raises(InvalidInput, match=f"the data sets of the phases differ in {said}.*: make one data set of"):
+            federate_phases(bad, parts, [2])
 
 
 def test_a_shift_of_one_group_is_refused():

@@ -113,7 +113,7 @@ def with_tests(**changes):
         (
             changed(y=[0.5] * 8 + [np.nan]),
             {},
-            r"y has nan in row \d+ .*, which is not a finite float32: leave such rows out$",
+            r"y has nan in row \d+ .*, which is a missing value: leave such rows out$",
         ),
         (changed(x=X["clinic"][:1], y=[0]), {}, r"client clinic has 1 row, and needs .* \(1 of 2 clients\): leave"),
         (

@@ -286,6 +286,15 @@ def test_the_latest_rows_of_each_client_are_its_test_rows(form):
         from_arrays(np.eye(8), Y, test_x=np.eye(8), test_y=Y, time=Y)
 
 
+def test_times_have_a_time_zone_or_none():
+    zoned = [f"2020-01-0{day}T12:00+09:00" for day in range(1, 9)]
+    assert from_arrays(np.arange(8.0)[:, None], Y, time=zoned).test_x.ravel().tolist() == [6, 7]
+    words = [*zoned[:7], "2020-01-08T12:00"]
+    for mixed in (words, np.array([datetime.datetime.fromisoformat(one) for one in words], object)):
+        with pytest.raises(InvalidInput, match="the data: time has times with and without a time zone: give"):
+            from_arrays(np.eye(8), Y, time=mixed)
+
+
 def test_clients_of_few_rows_are_counted_and_left_out():
     owner = np.array(["big"] * 20 + ["huge"] * 20 + [f"small{number}" for number in range(300)])
     x, y = np.arange(340.0)[:, None], np.arange(340) % 2
@@ -346,9 +355,26 @@ def test_folders_of_splits_clients_and_classes(tmp_path):
         from_file(tmp_path / "own")
     pictures(tmp_path / "both", "train/ann/cat", "train/ann/dog", "test/ann/dog", "test/ann/cat")
     assert from_file(tmp_path / "both", client_column="who").client_names == ("ann",)
-    # Folders of those names that have no classes are classes themselves.
-    pictures(tmp_path / "rail", "train", "test")
-    assert from_file(tmp_path / "rail").class_names == ("test", "train")
+    # A folder of this name without classes is a class itself, among others.
+    pictures(tmp_path / "rail", "train", "tram")
+    assert from_file(tmp_path / "rail").class_names == ("train", "tram")
+
+
+@pytest.mark.parametrize(
+    ("places", "odd"),
+    [
+        (["train/cat", "train/dog", "test"], "test/0.png"),
+        (["train", "train/cat", "train/dog", "test/cat", "test/dog"], "train/0.png"),
+        (["train/cat", "train/dog", "test/cat", "holdout/cat"], "holdout/cat/0.png"),
+        (["train", "test"], "test/0.png"),
+    ],
+    ids=["Kaggle's", "a stray one", "another split", "no classes"],
+)
+def test_splits_are_not_taken_for_classes(tmp_path, places, odd):
+    pictures(tmp_path / "my", *places)
+    for words in ({}, {"label": "class"}):
+        with pytest.raises(InvalidInput, match=f"my has a split train, and {odd} is in no folder such as train/CLASS"):
+            from_file(tmp_path / "my", **words)
 
 
 def test_pipes_and_names_that_are_no_text_are_refused_or_skipped(tmp_path):

@@ -50,8 +50,33 @@ def test_csv(tmp_path):
         write_csv(tmp_path / "gone.csv", gone)
         with pytest.raises(InvalidInput, match=r"has nan in row 0 \(counted from 0\)"):
             from_file(tmp_path / "gone.csv", client_column="user")
-    (tmp_path / "words.csv").write_text("a, label\n\n" + '1, "no"\n2, "yes"\n' * 3)
+    (tmp_path / "words.csv").write_text("a, label\n\n" + '1, "no"\n2, "yes"\n3,"no "\n' * 3)
     assert from_file(tmp_path / "words.csv").class_names == ("no", "yes")
+
+
+def test_numbers_of_a_csv_file(tmp_path):
+    targets = [".5", "5.", "+5.25", "-2e1", "+3", "0"] * 4
+    users = [f"1000000000000000000{one}" for one in range(4)]
+    write_csv(tmp_path / "my.csv", {"a": range(24), "user": users * 6, "label": targets})
+    dataset = from_file(tmp_path / "my.csv", client_column="user")
+    # More digits than 64 bits have would be rounded.
+    assert (dataset.client_names, dataset.num_classes) == (tuple(users), 0)
+    assert set(dataset.train_y.tolist()) == {0.5, 5, 5.25, -20, 3, 0}
+
+
+@pytest.mark.parametrize(("x", "y"), [("x", "y"), ("x_train", "y_train")])
+def test_arrays_of_test_rows_by_other_names_are_noted(tmp_path, x, y):
+    np.savez(tmp_path / "my.npz", **{x: X, y: KIND, "x_test": X, "y_test": KIND, "latest": X})
+    said = f"my.npz: the rows of x_test, y_test are left out; name them test_{x}, test_{y} to test on them$"
+    with pytest.warns(UserWarning, match=said):
+        assert len(from_file(tmp_path / "my.npz", inputs=x, label=y).train_y) == 18
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_text_of_another_encoding_is_called_so(tmp_path, encoding):
+    (tmp_path / "my.csv").write_text("a,label\n1,\u00e9\n2,no\n" * 3, encoding)
+    with pytest.raises(InvalidInput, match=r"my\.csv is not text in UTF-8 \(.*\): save it in that encoding$"):
+        from_file(tmp_path / "my.csv")
 
 
 GOOD = [f"{number},{number / 2},{['no', 'yes'][number % 2]}" for number in range(1200)]

@@ -181,15 +181,19 @@ def test_classes_are_named_with_their_rows(tmp_path, monkeypatch, capsys):
 
 def test_the_digest_of_a_partition_tells_which_rows_are_test_rows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    rows = "".join(f"{one % 7},{one},{40 - one},{'AB'[one % 2]},{one // 10 % 2}\n" for one in range(40))
-    (tmp_path / "my.csv").write_text("a,first,last,site,label\n" + rows)
-    words = ["--data", "my.csv", "--client-column", "site", "--inputs", "a", "--method", "fedavg"]
-    found = {
-        more: build.build_experiment(parse("custom", [*words, *more]), Console()).partition_digest
-        for more in ((), ("--time", "first"), ("--time", "last"), ("--normalize",))
-    }
-    assert found[()] == found["--normalize",]
-    assert len(set(found.values())) == 3
+    rows = "".join(
+        f"{one % 7},{one},{40 - one},{one % 20},{'AB'[one % 2]},{one // 10 % 2},{one // 20}\n" for one in range(40)
+    )
+    (tmp_path / "my.csv").write_text("a,first,last,late,site,label,sorted\n" + rows)
+    words = ["--data", "my.csv", "--inputs", "a", "--method", "fedavg"]
+    # In a file that is sorted by class, the test rows have the same labels however they are found.
+    for own, times in ((["--client-column", "site"], ["first", "last"]), (["--label", "sorted"], ["late"])):
+        found = {
+            more: build.build_experiment(parse("custom", [*words, *own, *more]), Console()).partition_digest
+            for more in ((), ("--normalize",), *(("--time", time) for time in times))
+        }
+        assert found[()] == found["--normalize",]
+        assert len(set(found.values())) == 1 + len(times)
 
 
 def test_the_border_of_normalized_images_is_black():
