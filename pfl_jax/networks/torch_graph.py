@@ -179,12 +179,14 @@ class _Reader:
       steps: steps read so far.
       base: name of a value -> name of the value whose memory it may share.
       changes: (number of the step that changes a value in place, name of the value, name of the operation).
+      stopped: names of the values that are made without gradients.
     """
 
     def __init__(self):
         self.steps: list[Step] = []
         self.base: dict[str, str] = {}
         self.changes: list[tuple[int, str, str]] = []
+        self.stopped: set[str] = set()
 
     def read(self, module: Any, given: list[Any]) -> Any:
         """Read a graph with these inputs; returns its result."""
@@ -233,7 +235,9 @@ class _Reader:
         return result
 
     def _operation(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value | None:
-        name, schema = target._opname, target._schema
+        schema = target._schema
+        # Operations outside of PyTorch's own library, aten, keep their full names, which nothing here has.
+        name = schema.name.removeprefix("aten::")
         if name in IGNORED:
             return None
         if schema.is_mutable and isinstance(args[0], Value):
@@ -263,21 +267,30 @@ class _Reader:
             enabled = True
         else:
             raise InvalidInput(f"the module has operations that are not supported: {name}")
-        results = self.read(inner, rest)
+        first, results = len(self.steps), self.read(inner, rest)
         if enabled:
             return results
+        self.stopped |= {f"%{number}" for number in range(first, len(self.steps))}
         stopped = [self._add("stop_gradient", [one], {}) for one in results]
         for new, one in zip(stopped, results, strict=True):
             self._share(new, one)
         return stopped
 
     def refuse_changed_views(self, inputs: set[str], outputs: Any) -> None:
-        """Raise InvalidInput if a value is read after its memory was changed through another value."""
+        """Raise InvalidInput if a value is read after its memory was changed through another value, or if it has a
+        gradient of which such a change was no part.
+        """
         reads = [_names((step.args, step.kwargs)) for step in self.steps] + [_names(outputs)]
         for number, changed, operation in self.changes:
             base = self.base.get(changed, changed)
-            if base in inputs and base != INPUT and not base.endswith("num_batches_tracked"):
+            is_count = base.endswith("num_batches_tracked")
+            if base in inputs and base != INPUT and not is_count:
                 raise InvalidInput(f"the module changes {base} when it is called ({operation}), which a Model cannot")
+            if f"%{number}" in self.stopped and base not in self.stopped and not is_count:
+                raise InvalidInput(
+                    f"the module changes a tensor without gradients ({operation} in torch.no_grad) that it made with "
+                    "them: let it make a new tensor"
+                )
             made_later = {f"%{later}" for later in range(number, len(self.steps))}
             others = set().union(*reads[number + 1 :]) - made_later - {changed}
             if any(self.base.get(name, name) == base for name in others):

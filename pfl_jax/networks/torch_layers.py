@@ -46,18 +46,31 @@ def _linear(x, weight, bias=None):
     return affine(x @ weight.T, None, bias)
 
 
+def _product_and(x, a, b, *, beta=1, alpha=1):
+    # With beta=0 even NaN in x does not count.
+    return (beta * x if beta else 0) + alpha * (a @ b)
+
+
 def _weight_norm(direction, length, axis=0):
     others = tuple(i for i in range(direction.ndim) if i != axis)
     return direction * (length / jnp.sqrt(jnp.sum(jnp.square(direction), others, keepdims=True)))
 
 
+def rows(take: Callable[..., jax.Array], x: Any, axis: int, index: Any) -> jax.Array:
+    """Entries of an axis by `jnp.take` or `jnp.take_along_axis`.
+
+    Beyond the axis, where PyTorch raises an error, they are NaN, or the least integer; negative numbers, which would
+    count from the end, are beyond it too.
+    """
+    return take(x, jnp.where(index < 0, x.shape[axis], index), axis, mode="fill")
+
+
 def _embedding(weight, index, padding=-1, by_frequency=False, *_):
     if by_frequency:
         raise InvalidInput("Embedding with scale_grad_by_freq is not supported: make it without it")
-    # NaN beyond the table, where PyTorch raises an error; a negative number would count from the end.
-    rows = weight.at[jnp.where(index < 0, len(weight), index)].get(mode="fill", fill_value=jnp.nan)
+    found = rows(jnp.take, weight, 0, index)
     # The row of padding has no gradient.
-    return rows if padding < 0 else jnp.where((index == padding)[..., None], lax.stop_gradient(rows), rows)
+    return found if padding < 0 else jnp.where((index == padding)[..., None], lax.stop_gradient(found), found)
 
 
 def _layer_norm(x, shape, scale=None, bias=None, epsilon=1e-5, *_):
@@ -81,7 +94,10 @@ def _attention(key, q, k, v, mask=None, dropout=0.0, causal=False, *, scale=None
         mask = jnp.tril(jnp.ones(scores.shape[-2:], bool))
     if mask is not None:
         scores = jnp.where(mask, scores, -jnp.inf) if mask.dtype == bool else scores + mask
-    return drop(key, jax.nn.softmax(scores, -1), dropout) @ v
+    # A row of which the mask leaves nothing is zero, as in PyTorch.
+    empty = mask is not None and jnp.all(scores == -jnp.inf, -1, keepdims=True)
+    weights = jnp.where(empty, 0, jax.nn.softmax(jnp.where(empty, 0, scores), -1))
+    return drop(key, weights, dropout) @ v
 
 
 def _recurrent(cell: Callable[..., Any]) -> Callable[..., Any]:
@@ -130,8 +146,7 @@ def _gru_cell(states, own, back):
 
 LAYERS: dict[str, Callable[..., Any]] = {
     "linear": _linear,
-    "addmm": lambda x, a, b, *, beta=1, alpha=1: beta * x + alpha * (a @ b),
-    "baddbmm": lambda x, a, b, *, beta=1, alpha=1: beta * x + alpha * (a @ b),
+    **dict.fromkeys(("addmm", "baddbmm"), _product_and),
     **dict.fromkeys(("matmul", "mm", "bmm"), jnp.matmul),
     "einsum": lambda text, operands, **_: jnp.einsum(text, *operands),
     "outer": jnp.outer,

@@ -38,6 +38,7 @@ def from_torch(
 
     Batch normalization and dropout work as in `from_flax`: statistics leave out padded examples, and each step drops
     out different values. Parameters with `requires_grad=False` are frozen, see `Model.frozen`; buffers never change.
+    Integers have 32 bits instead of PyTorch's 64: larger results wrap around.
 
     Args:
       module: a torch.nn.Module, from whose parameters every seed starts; or a function seed -> module, so that each
@@ -56,8 +57,9 @@ def from_torch(
     Raises:
       InvalidInput: PyTorch is not installed; the module has no such head, or does more after it; its code cannot be
         read, or has operations that are not supported, all of which are named; it has its own gradients, or hooks on
-        gradients; it changes buffers, or views of tensors that it reads again; head and backbone share a parameter;
-        the head has BatchNorm or dropout; or integers are beyond 32 bits.
+        gradients; it changes buffers, views of tensors that it reads again, or in `torch.no_grad` tensors from
+        outside; head and backbone share a parameter; the head has BatchNorm or dropout; rows depend on each other;
+        pooling has no channels; or integers are beyond 32 bits.
 
     Example:
       >>> import jax

@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pfl_jax.networks.torch_layers import LAYERS, RANDOM, cast
-from pfl_jax.networks.torch_reductions import REDUCTIONS
+from pfl_jax.errors import InvalidInput
+from pfl_jax.networks.torch_layers import LAYERS, RANDOM, cast, rows
+from pfl_jax.networks.torch_reductions import REDUCTIONS, absolute
 from pfl_jax.networks.torch_spatial import SPATIAL
 
 
@@ -59,7 +60,10 @@ def apply(name: str, args: Sequence[Any], kwargs: dict[str, Any], key: jax.Array
       key: key of random numbers in training; None for no random numbers.
     """
     if name in SPATIAL:
-        return Image(SPATIAL[name](channels_last(args[0]), *map(channels_first, args[1:]), **kwargs))
+        x = channels_last(args[0])
+        if name[-1] == "d" and x.ndim != (axes := int(name[-2]) + 2):
+            raise InvalidInput(f"{name} takes rows with channels, {axes} axes, not {x.ndim}: give x.unsqueeze(1)")
+        return Image(SPATIAL[name](x, *map(channels_first, args[1:]), **kwargs))
     dims = [one.last.ndim for one in args if isinstance(one, Image)]
     if name in ELEMENTWISE and dims and all(getattr(one, "ndim", 0) <= dims[0] for one in args):
         return Image(ELEMENTWISE[name](*(channels_last(one, dims[0]) for one in args), **kwargs))
@@ -75,18 +79,22 @@ def apply(name: str, args: Sequence[Any], kwargs: dict[str, Any], key: jax.Array
 
 
 def _with_alpha(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda x, y, *, alpha=1: function(x, y if alpha == 1 else alpha * y)
+    return lambda x, y, alpha=1: function(x, y if alpha == 1 else alpha * y)
 
 
 def _divided(x, y, *, rounding_mode=None):
     if rounding_mode is None:
         return jnp.true_divide(x, y)
-    return jnp.floor_divide(x, y) if rounding_mode == "floor" else jnp.trunc(jnp.true_divide(x, y)).astype(x.dtype)
+    if rounding_mode == "trunc" and not jnp.issubdtype(jnp.result_type(x, y), jnp.integer):
+        return jnp.trunc(jnp.true_divide(x, y))
+    # Without the remainder, the quotient of two integers is exact.
+    return jnp.floor_divide(x if rounding_mode == "floor" else x - jnp.fmod(x, y), y)
 
 
 def _clip(x, low=None, high=None):
-    x = x if low is None else jnp.maximum(x, low)
-    return x if high is None else jnp.minimum(x, high)
+    # At a bound the gradient is that of x.
+    x = x if low is None else jnp.where(x == low, x, jnp.maximum(x, low))
+    return x if high is None else jnp.where(x == high, x, jnp.minimum(x, high))
 
 
 def _gelu(x, *, approximate="none"):
@@ -98,7 +106,7 @@ def _softplus(x, beta=1, threshold=20):
 
 
 def _elu(x, alpha=1.0, scale=1.0, input_scale=1.0):
-    return scale * jnp.where(x > 0, x, alpha * jnp.expm1(input_scale * jnp.minimum(x, 0)))
+    return scale * jnp.where(x > 0, x, alpha * jnp.expm1(input_scale * jnp.where(x > 0, 0, x)))
 
 
 def _to(x, *args, dtype=None, **_):
@@ -118,7 +126,7 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
     **{
         name: getattr(jnp, name)
         for name in (
-            *("abs", "ceil", "cos", "exp", "expm1", "floor", "isfinite", "isinf", "isnan", "log", "log1p", "log2"),
+            *("ceil", "cos", "exp", "expm1", "floor", "isfinite", "isinf", "isnan", "log", "log1p", "log2"),
             *("logical_and", "logical_not", "logical_or", "logical_xor", "maximum", "minimum", "reciprocal", "round"),
             *("sign", "sin", "sqrt", "square", "tan", "tanh", "trunc", "fmod", "remainder", "bitwise_not"),
             *("bitwise_and", "bitwise_or", "bitwise_xor"),
@@ -127,25 +135,27 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
     **{name: getattr(jax.nn, name) for name in ("relu", "relu6", "sigmoid", "silu", "mish", "log_sigmoid", "selu")},
     **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "mul", "neg", "pow")},
     **{f"__{name}__": getattr(operator, f"{name}_") for name in ("and", "or")},
+    "abs": absolute,
     "atan": jnp.arctan,
     "erf": jax.scipy.special.erf,
     "rsqrt": lax.rsqrt,
     "hardswish": jax.nn.hard_swish,
     "hardsigmoid": jax.nn.hard_sigmoid,
-    "hardtanh": lambda x, low=-1, high=1: _clip(x, low, high),
-    "leaky_relu": lambda x, slope=0.01: jax.nn.leaky_relu(x, slope),
+    # At a bound the gradient is zero.
+    "hardtanh": lambda x, low=-1, high=1: jnp.where(x <= low, low, jnp.where(x >= high, high, x)),
+    "leaky_relu": lambda x, slope=0.01: jnp.where(x > 0, x, x * slope),
     "elu": _elu,
     "gelu": _gelu,
     "softplus": _softplus,
     "add": _with_alpha(operator.add),
     "sub": _with_alpha(operator.sub),
-    "rsub": lambda x, y, *, alpha=1: y - (x if alpha == 1 else alpha * x),
+    "rsub": lambda x, y, alpha=1: y - (x if alpha == 1 else alpha * x),
     "div": _divided,
     "true_divide": _divided,
     "floor_divide": jnp.floor_divide,
     "clamp": _clip,
     "clamp_min": _clip,
-    "clamp_max": lambda x, high: jnp.minimum(x, high),
+    "clamp_max": lambda x, high: _clip(x, None, high),
     "where": jnp.where,
     "masked_fill": lambda x, mask, value: jnp.where(mask, jnp.asarray(value, x.dtype), x),
     "fill": lambda x, value: jnp.full_like(x, value),
@@ -187,7 +197,8 @@ def _slice(x, axis=0, start=None, end=None, step=1):
 
 
 def _index(x, indices):
-    return x[tuple(slice(None) if one is None else one for one in indices)]
+    # Beyond an axis as `rows`, but here negative numbers count from the end in PyTorch too.
+    return jnp.asarray(x).at[tuple(slice(None) if one is None else one for one in indices)].get(mode="fill")
 
 
 def _split(x, size, axis=0):
@@ -223,7 +234,7 @@ def _full(sizes, value, *, dtype=None, **_):
 def _gather(x, axis, index, **_):
     # In the other axes x may be longer than the index.
     sizes = [None if one == axis % x.ndim else size for one, size in enumerate(index.shape)]
-    return jnp.take_along_axis(x[tuple(map(slice, sizes))], index, axis)
+    return rows(jnp.take_along_axis, x[tuple(map(slice, sizes))], axis, index)
 
 
 OTHERS: dict[str, Callable[..., Any]] = {
@@ -252,7 +263,7 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "select": lambda x, axis, place: lax.index_in_dim(x, place, axis, keepdims=False),
     "slice": _slice,
     "index": _index,
-    "index_select": lambda x, axis, index: jnp.take(x, index, axis),
+    "index_select": lambda x, axis, index: rows(jnp.take, x, axis, index),
     "gather": _gather,
     "repeat": jnp.tile,
     "roll": lambda x, shifts, axes=(): jnp.roll(x, shifts, tuple(axes) or None),

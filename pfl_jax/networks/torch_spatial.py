@@ -98,12 +98,21 @@ def _windows(x, kernel, stride, padding, ceil, dilation=1) -> list[_Window]:
 def _reduced(x, initial, reduce, windows: list[_Window]):
     # Nothing is left over at the end: reduce_window leaves out windows that do not fit.
     pads = [(0, 0), *((one.before, max(one.after, 0)) for one in windows), (0, 0)]
-    sides, steps, spread = ([1, *(getattr(one, kind) for one in windows), 1] for kind in ("side", "stride", "dilation"))
-    return lax.reduce_window(x, initial, reduce, sides, steps, pads, window_dilation=spread)
+    sides, steps = ([1, *(getattr(one, kind) for one in windows), 1] for kind in ("side", "stride"))
+    return lax.reduce_window(x, initial, reduce, sides, steps, pads)
 
 
 def _max_pool(x, kernel, stride=(), padding=0, dilation=1, ceil=False):
-    return _reduced(x, -jnp.inf, lax.max, _windows(x, kernel, stride, padding, ceil, dilation))
+    windows = _windows(x, kernel, stride, padding, ceil, dilation)
+    if all(one.dilation == 1 for one in windows):
+        return _reduced(x, -jnp.inf, lax.max, windows)
+    # By slices, since `reduce_window` has no gradient with steps inside.
+    for axis, one in enumerate(windows, start=1):
+        pads = [(one.before, max(one.after, 0), 0) if i == axis else (0, 0, 0) for i in range(x.ndim)]
+        x, reach = lax.pad(x, jnp.asarray(-jnp.inf, x.dtype), pads), (one.number - 1) * one.stride + 1
+        starts = [i * one.dilation for i in range(one.side)]
+        x = jnp.stack([lax.slice_in_dim(x, start, start + reach, one.stride, axis) for start in starts]).max(0)
+    return x
 
 
 def _average_pool(x, kernel, stride=(), padding=0, ceil=False, count_padding=True, divisor=None):

@@ -83,6 +83,19 @@ def view_without_gradients(net, x):
     return net.first(torch.cat([y[:, 4:], z], 1))
 
 
+def change_without_gradients(net, x):
+    y = net.first(x)
+    with torch.no_grad():
+        y.clamp_(0, 1)
+    return y
+
+
+LIBRARY = torch.library.Library("mine", "DEF")
+LIBRARY.define("square(Tensor x) -> Tensor")
+LIBRARY.impl("square", lambda x: x**3, "CompositeExplicitAutograd")
+torch.library.register_fake("mine::square", torch.empty_like)
+
+
 def count_calls(net, x):
     net.ones = net.ones + 1
     return net.first(x) * net.ones
@@ -110,6 +123,16 @@ def norm(**options):
         ({"body": change_view}, r"changes a tensor in its place \(relu_\) and then reads another view"),
         ({"body": view_without_gradients}, r"changes a tensor in its place \(add_\) and then reads another view"),
         (
+            {"body": change_without_gradients},
+            r"changes a tensor without gradients \(clamp_ in torch.no_grad\) that it made with them",
+        ),
+        (
+            {"body": lambda net, x: functional.max_pool1d(x, 2).repeat(1, 2)},
+            "max_pool1d takes rows with channels, 3 axes",
+        ),
+        ({"parts": put(fc=nn.Sequential(nn.MaxPool1d(2), nn.Linear(4, 3)))}, "max_pool1d takes rows with channels"),
+        ({"body": lambda net, x: torch.ops.mine.square(x)}, "not supported: mine::square$"),
+        (
             {
                 "parts": put(table=nn.Embedding(4, 8, scale_grad_by_freq=True)),
                 "body": lambda net, x: net.table(x.long()),
@@ -122,7 +145,13 @@ def norm(**options):
         ({"body": lambda net, x: Reversed.apply(net.first(x))}, "uses Reversed, an autograd.Function"),
         ({"body": lambda net, x: x if x.sum() > 0 else net.first(x)}, "cannot be read for inputs float32"),
         ({"body": lambda net, x: net.first(x).view(3, 8)}, "cannot be read for inputs float32"),
-        ({"body": lambda net, x: net.first(x) - net.first(x).mean(0)}, "rows of its output from other rows"),
+        *(
+            ({"body": lambda net, x, mix=mix: mix(net.first(x))}, "rows of its output from other rows")
+            for mix in (
+                *(lambda y: y - y.mean(0), lambda y: y - y[:1], lambda y: y - y[-1:], lambda y: y / y.abs().amax()),
+                *(lambda y: y.cumsum(0), lambda y: y.flip(0), lambda y: y.roll(1, 0)),
+            )
+        ),
         (
             {"body": lambda net, x: torch.special.i0(torch.special.erfcx(net.first(x)))},
             "not supported: special_erfcx, special_i0$",
@@ -164,6 +193,10 @@ def reshape_in_place(net, x):
     return y.flatten(1)
 
 
+def test_counts_change_without_gradients():
+    from_torch(Net(put(norm=nn.BatchNorm1d(8)), torch.no_grad()(lambda net, x: net.norm(x))), (8,), 3)
+
+
 class OwnNorm(nn.Module):
     """A normalization that has a parameter "scale" besides "weight"."""
 
@@ -182,10 +215,26 @@ def change_twice(net, x):
     return y * z
 
 
+def change_own_without_gradients(net, x):
+    with torch.no_grad():
+        y = x * 2
+    z = net.first(x)
+    with torch.no_grad():
+        y.add_(1)
+    return y * z
+
+
+def read_table(net, x):
+    places = (x > 0).long()
+    return net.first(x) * (net.table[places, 0] + functional.embedding(places, net.table).squeeze(-1))
+
+
 @pytest.mark.parametrize(
     "parts",
     [
         {"body": reshape_in_place},
+        {"body": change_own_without_gradients},
+        {"parts": put(table=nn.Buffer(torch.tensor([[1.0], [2.0]]))), "body": read_table},
         {"body": change_twice},
         {"parts": put(norm=OwnNorm()), "body": lambda net, x: net.norm(net.first(x))},
         {"parts": put(second=nn.Linear(8, 8)), "body": lambda net, x: net.second(net.first(x).relu_()) + x},

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pfl_jax import InvalidInput
 from pfl_jax.networks import torch_operations as operations
+from pfl_jax.networks.torch_graph import TYPES
 
 torch = pytest.importorskip("torch")
 
@@ -282,7 +283,7 @@ def to_torch(value):
         return torch.tensor(value.astype("int64") if value.dtype == np.int32 else value)
     if isinstance(value, list):
         return [to_torch(one) for one in value]
-    return getattr(torch, value) if value in ("float32", "int32", "bool") else value
+    return getattr(torch, value) if isinstance(value, str) and value in TYPES else value
 
 
 def run_torch(name, args, kwargs):
@@ -316,7 +317,11 @@ def test_every_operation_has_a_case():
 @given(data=st.data())
 def test_an_operation(name, data):
     drawn = CASES[name](Draw(data))
-    args, kwargs = drawn if isinstance(drawn, tuple) else (drawn, {})
+    assert_same(name, *(drawn if isinstance(drawn, tuple) else (drawn, {})))
+
+
+def assert_same(name, args, kwargs):
+    """Values and their types, and gradients, are PyTorch's."""
     flat, structure = jax.tree.flatten(args, is_leaf=lambda one: one is None)
     places = [i for i, one in enumerate(flat) if isinstance(one, np.ndarray) and one.dtype == np.float32]
 
@@ -338,7 +343,7 @@ def test_an_operation(name, data):
     assert len(found) == len(wanted)
     for one, like in zip(found, wanted, strict=True):
         assert one.shape == tuple(like.shape)
-        assert is_float(one) == like.is_floating_point()
+        assert one.dtype == TYPES[str(like.dtype).removeprefix("torch.")]
         np.testing.assert_allclose(one, like.detach().numpy(), rtol=1e-4, atol=2e-5)
     if losses := [(one * torch.tensor(weights(one))).sum() for one in wanted if one.requires_grad]:
         sum(losses).backward()
@@ -349,6 +354,12 @@ def test_an_operation(name, data):
 
 def random(*shape):
     return np.random.default_rng(1).normal(size=shape).astype("float32")
+
+
+BYTES, INTEGERS = np.full((2, 5), 100, "uint8"), np.array([2**30 + 1, -(2**30) - 1, 300, -7], "int32")
+TIES = np.array([[0, 0, 0], [1, 1, 0], [1, -1, 2], [-1, -1, -1]], "float32")
+EMPTY = np.array([[1, 0, 1], [0, 0, 0], [0, 1, 0]], bool)
+HIDDEN = np.where(EMPTY, 0, -np.inf).astype("float32")
 
 
 @pytest.mark.parametrize(
@@ -362,15 +373,25 @@ def random(*shape):
         ("gather", [random(3, 5, 2), 1, np.array([[[4], [0]], [[2], [1]]], "int32")], {}),
         ("upsample_nearest1d", [random(1, 2, 14), [20], None], {}),
         ("upsample_nearest2d", [random(1, 2, 28, 14), [40, 20], None], {}),
-        ("cumsum", [np.full((2, 5), 100, "uint8"), 1], {}),
+        ("max_pool2d", [random(2, 3, 9, 8), [3, 2], [2, 1], [1, 0], [2, 3], True], {}),
+        ("rsub", [random(2, 3), 2, 3], {}),
+        *((name, [BYTES, 1], {}) for name in ("cumsum", "sum", "amax")),
+        *(("sum", [x], {"dtype": kind}) for x, kind in ((BYTES, "float32"), (BYTES, "uint8"), (INTEGERS, "int8"))),
+        ("prod", [BYTES[:, :3], 1], {}),
+        *(("div", [INTEGERS, y], {"rounding_mode": mode}) for y in (3, 0.7, -INTEGERS) for mode in ("trunc", "floor")),
+        ("addmm", [np.full(4, np.nan, "float32"), random(2, 3), random(3, 4)], {"beta": 0}),
+        # Gradients at zero, and of equal entries.
+        *((name, [TIES], {}) for name in ("abs", "leaky_relu", "elu", "hardtanh")),
+        *((name, [TIES, 1], {}) for name in ("clamp_min", "clamp_max")),
+        ("clamp", [TIES, -1, 1], {}),
+        *((name, [TIES, axis], {}) for name in ("max", "min") for axis in (0, 1)),
+        *(("std", [TIES, axes], {}) for axes in ([1], [0, 1])),
+        *(("linalg_vector_norm", [TIES, order, [1]], {}) for order in (*(1, 2, 3, 1.5, 0.5, -1, -2), np.inf, -np.inf)),
+        *(("scaled_dot_product_attention", [*random(3, 2, 3, 4), mask], {}) for mask in (EMPTY, HIDDEN)),
     ],
 )
 def test_options_of_operations(name, args, kwargs):
-    wanted = run_torch(name, [to_torch(one) for one in args], kwargs)
-    found = operations.apply(name, args, kwargs)
-    found = jax.tree.map(operations.channels_first, found, is_leaf=lambda one: isinstance(one, operations.Image))
-    for one, like in zip(leaves(found), leaves(list(wanted) if isinstance(wanted, tuple) else wanted), strict=True):
-        np.testing.assert_allclose(one, like.numpy(), rtol=1e-5, atol=1e-6)
+    assert_same(name, args, kwargs)
 
 
 def test_a_norm_of_nan_is_nan():
@@ -378,10 +399,20 @@ def test_a_norm_of_nan_is_nan():
     np.testing.assert_array_equal(found, [np.nan, 0])
 
 
-def test_embeddings_beyond_the_table_are_nan():
-    weight = jnp.arange(8.0).reshape(4, 2)
-    found = operations.apply("embedding", [weight, jnp.array([3, 4, -1])], {})
-    np.testing.assert_array_equal(found, [[6, 7], [np.nan] * 2, [np.nan] * 2])
+@pytest.mark.parametrize(("kind", "missing"), [("float32", np.nan), ("int32", np.iinfo("int32").min)])
+def test_entries_beyond_a_table(kind, missing):
+    """NaN or the least integer; only in plain indexing, -1 is the last entry."""
+    table, places = np.arange(8, dtype=kind).reshape(4, 2), jnp.array([3, 4, -1])
+    both, plain = jnp.stack([places, places], 1), jnp.array([3, 4, -5])
+    for name, args in {
+        "embedding": [places],
+        "index_select": [0, places],
+        "gather": [0, both],
+        "index": [[plain]],
+    }.items():
+        found = operations.apply(name, [table, *args], {})
+        np.testing.assert_array_equal(found, [[6, 7], [missing] * 2, [missing] * 2])
+    np.testing.assert_array_equal(operations.apply("index", [table, [-plain[:1]]], {}), [[2, 3]])
 
 
 @pytest.mark.parametrize("name", ["dropout", "feature_dropout"])
