@@ -25,7 +25,7 @@ import jax
 from pfl_jax.fast.rewrite import with_fast
 from pfl_jax.frozen import Frozen
 from pfl_jax.privacy_terms import Privacy
-from pfl_jax.tasks import CLASSIFICATION, Scores, Task
+from pfl_jax.tasks import CLASSIFICATION, Scores, Task, task_of
 
 STATISTICS = "batch_stats"
 """Key of the running statistics of batch normalization in a backbone, see `pfl_jax.networks.batch_norm`."""
@@ -46,11 +46,10 @@ Params: TypeAlias = dict[str, PyTree]
 """Whole model: {"backbone": Backbone, "head": Head}; see `split` and `merge` in `pfl_jax.primitives.tree`."""
 
 Server: TypeAlias = PyTree
-"""State of the server between rounds; its type depends on the method. Its leaves are arrays of numbers or booleans; to
-keep a random key, store its `jax.random.key_data`."""
+"""State of the server between rounds: arrays of numbers or booleans (of a random key, its `jax.random.key_data`)."""
 
 Client: TypeAlias = PyTree
-"""State of one client between rounds; its type depends on the method. Leaves are as in `Server`; () for no state."""
+"""State of one client between rounds, with leaves as in `Server`; () for no state."""
 
 Message: TypeAlias = PyTree
 """Message of one client to the server after local training; its type depends on the method."""
@@ -59,8 +58,7 @@ Personal: TypeAlias = PyTree
 """Model that one client would deploy, in any form that the method's `predict` accepts."""
 
 Info: TypeAlias = dict[str, PyTree]
-"""Diagnostics of a round by name, which no later round reads. Rows of clients are in the order of the cohort, by client
-number. A factory's docstring lists the entries under "Info"."""
+"""Diagnostics of a round, listed under "Info" in a factory's docstring; rows of clients are in the cohort's order."""
 
 
 @with_fast("features", "classify", "batch_features")
@@ -83,10 +81,8 @@ class Model(NamedTuple):
         normalization by the mini-batch and dropout by the key; new running statistics of the backbone). None for a
         model that computes the same in training and in evaluation.
       task: meaning of the outputs: the loss of training and the scores.
-      frozen: parameters that the functions read and training never changes, see `pfl_jax.frozen.Frozen`; None for
-        a model without them.
-      shared: network of the model that clients share beside their own, for methods with two networks (`fml`, `fedkd`,
-        `fedmrl`); None for the same network.
+      frozen: parameters that training never changes, see `pfl_jax.frozen.Frozen`; None for a model without them.
+      shared: network that clients share beside their own, for `fml`, `fedkd` and `fedmrl`; None for the same network.
     """
 
     init: Callable[[PRNGKey], Params]
@@ -114,10 +110,7 @@ class Model(NamedTuple):
         return self.classify(params["head"], self.features(params["backbone"], inputs))
 
     def training_features(self, backbone: Backbone, batch: "ClientData", key: PRNGKey) -> tuple[jax.Array, PyTree]:
-        """Features [B, d] of a mini-batch `batch` in training, and the new running statistics of `backbone`.
-
-        `key` is for the dropout of the step.
-        """
+        """Features [B, d] of a mini-batch in training, with dropout by `key`, and the backbone's new statistics."""
         if self.batch_features is None:
             return self.features(backbone, batch.x), ()
         return self.batch_features(backbone, batch.x, batch.mask, key)
@@ -156,20 +149,28 @@ KeylessLoss: TypeAlias = Callable[[PyTree, ClientData], jax.Array]
 class Cohort:
     """Clients of one round, in the order of the leading axis M in `Method.aggregate`: by client number.
 
-    A client is absent if its message did not arrive or if it diverged. Absent clients stay in the cohort, so that
-    shapes never change, but their count is 0, the rows of their messages are zeros, and no `Mean` includes them.
+    A client is absent if its message did not arrive or if it diverged. It stays in the cohort, so that shapes never
+    change, but its count is 0, the rows of its messages are zeros, and no `Mean` includes it.
 
     Attributes:
       clients: [M], int32, distinct client numbers in [0, N), ascending.
       counts: [M], int32, training examples of each client; 0 for absent clients.
       present: [M], bool; False for absent clients.
       num_clients: number of clients N of the federation, static.
+      equal: bool, whether means count all present clients equally, see `weights`; None for no.
     """
 
     clients: jax.Array
     counts: jax.Array
     present: jax.Array
     num_clients: int = field(metadata={"static": True})
+    equal: jax.Array | None = None
+
+    @property
+    def weights(self) -> jax.Array:
+        """Weights [M] in means by size, like `counts`; 1 for each present client if `equal`, after draws by size."""
+        ones = self.present.astype(self.counts.dtype)
+        return self.counts if self.equal is None else jax.lax.select(self.equal, ones, self.counts)
 
 
 class Mean(NamedTuple):
@@ -184,6 +185,7 @@ class Mean(NamedTuple):
       value: tree of float arrays.
       weight: nonnegative; a scalar, or an array that broadcasts along the leading axes of every leaf of `value` (class
         centroids [K, d] are weighted by the examples of each class [K]). If all weights are zero, the mean is zero.
+        A constant of NumPy, np.float32(1), is not divided in draws by size (`pfl_jax.engine.selection.Selection`).
     """
 
     value: PyTree
@@ -193,8 +195,8 @@ class Mean(NamedTuple):
 class Exact(Mean):
     """`Mean` of values that no wrapper may change, such as shares of classes, probabilities and counts.
 
-    Compression, a median or an attacker's noise would move them out of their range, or break a method that subtracts
-    a client's own value from the sum. Attacks, compression, robust means and late messages leave them unchanged.
+    Attacks, compression, robust means and late messages leave them unchanged: other values would be out of their range,
+    or break a method that subtracts a client's own value from the sum.
     """
 
     __slots__: tuple[str, ...] = ()
@@ -229,8 +231,8 @@ class Survey(NamedTuple):
 class HandOver(NamedTuple):
     """Turns of clients before their training: each passes a state of the server on to the next client of the cohort.
 
-    Clients take turns by their numbers; the first one receives the server's state. Each client computes a new state and
-    passes it on; an absent client passes on the state it received. Then all train at once, each from its own state.
+    Clients take turns by their numbers, and the first one receives the server's state. Each passes on a new state, an
+    absent client the state it received. Then all train at once, each from its own state.
 
     Attributes:
       local: (key, Server, Client, ClientData) -> Server, before local training, with the key of `Method.local`.
@@ -303,9 +305,8 @@ class Method(_Functions):
       encoded: value of a `Mean`, or message without `Mean`s -> arrays whose shapes give its bytes; None: itself.
       server_is_mean: whether the server's state is only parameters, which each round replaces by the single `Mean` that
         clients send, so that `pfl_jax.wrappers.server_optimizer` applies. `_replace` keeps it.
-      privacy: which uses of the data differential privacy covers, and which it does not; None if unknown. It describes
-        the functions that see a client's data (`init_client`, `local`, `personalize`, `survey`, `hand_over`):
-        `_replace` of one of them drops it, unless `privacy` is given too.
+      privacy: which uses of the data differential privacy covers, and which it does not; None if unknown. `_replace`
+        of a function that sees a client's data drops it, unless `privacy` is given too.
       work: cost of local training, added by `pfl_jax.methods.factories.method_factory`; None if unknown.
       hand_over: turns in which clients pass a state on to the next client before they train; None for no turns.
     """
@@ -314,8 +315,8 @@ class Method(_Functions):
 
     @property
     def task(self) -> Task:
-        """Task of the model that clients train; CLASSIFICATION where `work` is unknown."""
-        return CLASSIFICATION if self.work is None else self.work.model.task
+        """Task of the model that clients train, or, if `work` is unknown, of the one whose `apply` predicts."""
+        return task_of(self.predict) if self.work is None else self.work.model.task
 
     @property
     def frozen(self) -> Frozen | None:
@@ -337,8 +338,7 @@ class State(NamedTuple):
       server: the method's server state.
       clients: states of all clients, stacked along a leading axis N. With several networks (`pfl_jax.mixed`), server
         and clients are tuples.
-      trained: leaves [N], scores of each client's model right after its last local training; NaN for clients that
-        were never trained.
+      trained: leaves [N], scores of each client's model right after its last local training; NaN before the first.
       key: the run's key; the key of client i in round r is fold_in(fold_in(key, r), i).
       round: int32, number of completed rounds.
     """

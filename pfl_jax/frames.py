@@ -80,8 +80,13 @@ def mean_scores(result: "RoundResult") -> dict[str, float]:
     Returns:
       Name -> mean over the clients that have the score; shares such as accuracies are in [0, 1]. Means on validation
       examples are "validation/received/accuracy", ... A score that no client has is left out.
+
+    Raises:
+      InvalidInput: a round of a sweep, which has several runs.
     """
     found: dict[str, float] = {}
+    if np.ndim(result.cohort) == 2:
+        raise InvalidInput("mean_scores is for the rounds of one run: frame(results) has the scores of a sweep's runs")
     for part in _rows_of_round(result, {}):
         if np.size(part["value"]):
             split = "" if part["split"] == "test" else f"{part['split']}/"

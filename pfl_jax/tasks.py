@@ -156,6 +156,11 @@ CLASSIFICATION = Task(
 """One of K classes: logits [B, K], y int [B]. NaN logits count as a wrong answer; their loss and AUC are NaN."""
 
 
+def task_of(predict: Callable[..., Any]) -> Task:
+    """Task of the model whose `apply` the function `predict` is; CLASSIFICATION for other functions."""
+    return getattr(getattr(predict, "__self__", None), "task", CLASSIFICATION)
+
+
 def _columns(outputs: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Outputs and labels as [B, D], from [B, D] or, for D = 1, [B] or [B, 1]; InvalidInput if they do not fit."""
     rows = outputs.shape[0]

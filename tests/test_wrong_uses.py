@@ -17,6 +17,7 @@ from jax.sharding import AxisType, Mesh
 import pfl_jax
 from pfl_jax import InvalidInput, LocalTraining, Settings, data, make_method, methods, models, networks, simulate
 from pfl_jax.data import Dataset, Partition
+from pfl_jax.engine.cohort import Timetable
 from pfl_jax.networks.adapters import lora
 from pfl_jax.primitives import map_examples, solve_simplex_qp
 
@@ -177,6 +178,16 @@ REFUSED = {
     "iid: half examples": (lambda: data.partition.iid(dataset(), 3, train_size=1.5), "whole number"),
     "rounds True": (lambda: Settings(rounds=True), "rounds must be a whole number, not True"),
     "drop_rate NaN": (lambda: Settings(rounds=1, drop_rate=np.nan), "at least 0 and below 1, not nan"),
+    "a share of nobody": (
+        lambda: run(settings=Settings(rounds=1, attack="signs", attackers=0.1)),
+        "attackers 0.1 of 3 clients is nobody",
+    ),
+    "lost messages of nobody": (lambda: run(settings=Settings(rounds=1, drop_rate=0.1)), "drop_rate 0.1 of 3 clients"),
+    "a timetable of fewer clients": (
+        lambda: run(settings=Settings(rounds=1, timetable=Timetable(np.array([[0]]), np.zeros((1, 1)), np.ones(1), 2))),
+        "the timetable is for 2 clients, and the federation has 3",
+    ),
+    "means of a sweep's round": (lambda: pfl_jax.mean_scores(sweep()), "mean_scores is for the rounds of one run"),
     "lr of an array": (lambda: recipe(lr=jnp.float32(-0.1)), "lr must not be negative, not -0.1"),
     "augment True": (lambda: recipe(augment=True), "augment must be a function or None, not True"),
     "a factory with a wrong value": (lambda: methods.apfl(model(), alpha=3), "alpha must be between 0 and 1, not 3"),

@@ -171,7 +171,6 @@ class JointRuns(RunDriver):
         # Values that do not vary stay constants of the program, which gives the compiler more to simplify.
         varied = [name for name in numbers[0] if len({values[name] for values in numbers}) > 1]
         keys = jnp.stack([jax.random.key(experiment.spec.seed) for experiment in self.experiments])
-        skips = self.first.spec.on_nan == "skip-client"
         for result in sweep.run(
             _factory(self.first),
             self.data,
@@ -180,12 +179,12 @@ class JointRuns(RunDriver):
             {name: jnp.asarray([values[name] for values in numbers], jnp.float32) for name in varied},
             states=state,
             mesh=simulate.client_mesh(list(self.used[: len(self.runs)])),
+            on_nan=self.first.spec.on_nan,
             donate=True,
         ):
-            # A single run would end here.
-            for run, finite, arrived in zip(self.runs, result.finite, result.arrived, strict=True):
-                sick = not np.all(finite) and not (skips and np.any(finite & arrived))
-                if sick and not run.counts.ended and not run.has_ended():
+            assert result.ended is not None
+            for run, ended in zip(self.runs, result.ended, strict=True):
+                if ended and not run.counts.ended and not run.has_ended():
                     run.counts.ended = True
                     print_notice(console, f"round {result.round}: the run in {run.folder.path} has diverged")
             yield [_result_of_run(result, index, ended=run.counts.ended) for index, run in enumerate(self.runs)]

@@ -103,6 +103,7 @@ class Timetable:
       staleness: [R, K], int32, number of server steps between a client's download and the round's own step; 0 for a
         client that trained from the latest state.
       seconds: [R], virtual time of each server step, ascending.
+      num_clients: number of clients N among which they were drawn; None if unknown.
 
     Raises:
       InvalidInput: wrong shapes, clients that are not ascending, or a staleness above the number of rounds before.
@@ -111,6 +112,7 @@ class Timetable:
     clients: np.ndarray
     staleness: np.ndarray
     seconds: np.ndarray
+    num_clients: int | None = None
 
     def __post_init__(self) -> None:
         shape = np.shape(self.clients)
@@ -203,7 +205,7 @@ def timetable(
                 steps.append((sorted(waiting), now))
                 idle[[client for client, _ in waiting]], waiting = True, []
     pairs = np.array([pairs for pairs, _ in steps], np.int32)
-    return Timetable(pairs[..., 0], pairs[..., 1], np.array([time for _, time in steps]))
+    return Timetable(pairs[..., 0], pairs[..., 1], np.array([time for _, time in steps]), len(seconds))
 
 
 def read_devices(path: str | Path) -> Devices:

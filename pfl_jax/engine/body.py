@@ -120,11 +120,7 @@ def train(
     for one, server, (own, order, states, *_) in zip(programs, servers, parts, strict=True):
         before = in_client_order(order, len(own), states, mesh)
         method = one.method_of(round_index)
-        kept = server
         server, clients, info = method.aggregate(aggregation_key, server, before, messages, cohort)
-        if data.active is not None:
-            # A timetable may name clients that have paused, and no others.
-            server = choose(jnp.any(present), server, kept)
         clients = choose(jnp.append(present, False)[own], clients, before)
         after, infos = [*after, server], [*infos, info]
         # Free places have distinct numbers too, as a scatter needs them.

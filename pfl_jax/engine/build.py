@@ -232,8 +232,8 @@ def compiled(
     }
     fixed = None if hyper_parameters is None else tuple(sorted((name, values[name]) for name in values.keys() - inputs))
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(data))
-    key = ByIdentity(method, values_read((method, settings.select))), fixed, settings.of_a_round(), mesh, donate, shapes
-    functions = _compiled(*key, over_runs, store is None)
+    known = ByIdentity(method, values_read((method, settings.select, settings.timetable)))
+    functions = _compiled(known, fixed, settings.of_a_round(), mesh, donate, shapes, over_runs, store is None)
     given = {name: partial(function, inputs) for name, function in functions.items()}
     if store is None:
         return Engine(**given, method=made, settings=settings, mesh=mesh, store=ClientStore(donate=donate))

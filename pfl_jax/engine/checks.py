@@ -66,6 +66,14 @@ def _check_method(method: Method | MethodSchedule, data: Federation, settings: S
         raise InvalidInput(
             "patience needs validation examples: data.partition.with_validation(parts, 0.1) sets some apart"
         )
+    size = settings.usual_size(data.num_clients)
+    for name, number, of in (
+        ("drop_rate", size - settings.arrivals(size), size),
+        ("attackers", round(settings.attackers * data.num_clients), data.num_clients),
+        ("straggler_fraction", round(settings.straggler_fraction * data.num_clients), data.num_clients),
+    ):
+        if (share := getattr(settings, name)) and not number:
+            raise InvalidInput(f"{name} {share} of {of} clients is nobody: give a larger share")
     mixed = mixture(method)
     for one in [at_round(method, 0)] if mixed is None else mixed.methods:
         check_rows(one, data)

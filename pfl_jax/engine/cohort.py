@@ -194,29 +194,33 @@ def sample_cohort(
         # All clients take part: avoid random numbers, which take a small program longest to compile.
         clients = jnp.arange(num_clients, dtype=jnp.int32)
     else:
-        scores = _scores(key, round_index, counts, size, settings, losses)
+        here = counts if active is None else jnp.where(active, counts, 0)
+        scores = _scores(key, round_index, here, size, settings, losses)
         _, clients = jax.lax.top_k(scores if active is None else jnp.where(active, scores, -jnp.inf), size)
         clients = jnp.sort(clients).astype(jnp.int32)
     sizes = counts if size == num_clients else counts[clients]
-    present = jnp.ones(size, bool)
-    here = None if active is None else active[clients]
+    present = jnp.ones(size, bool) if active is None else active[clients]
     if settings.arrivals(size) < size:
         # Drop-outs are drawn by rank of size, so that a seed's draw does not depend on the numbering of the clients.
         drop_key = jax.random.fold_in(jax.random.fold_in(key, DROPOUTS), round_index)
         order = largest_first(sizes)[jax.random.permutation(drop_key, size)]
-        if here is None:
-            present = jnp.zeros(size, bool).at[order[: settings.arrivals(size)]].set(True)
-        else:
-            arrivals = jnp.array([settings.arrivals(number) for number in range(size + 1)])[jnp.sum(here)]
-            present = present.at[order].set(jnp.cumsum(here[order]) <= arrivals)
-    present = present if here is None else present & here
-    return Cohort(clients, jnp.where(present, sizes, 0), present, num_clients)
+        arrivals: int | jax.Array = settings.arrivals(size)
+        if active is not None:
+            arrivals = jnp.array([settings.arrivals(number) for number in range(size + 1)])[jnp.sum(present)]
+        present &= jnp.zeros(size, bool).at[order].set(jnp.cumsum(present[order]) <= arrivals)
+    equal = None
+    if settings.selection is not None and settings.selection.equal and size < num_clients:
+        # Where all active clients take part, no draw has favored large ones.
+        equal = jnp.array(True) if active is None else jnp.sum(active) > size
+    return Cohort(clients, jnp.where(present, sizes, 0), present, num_clients, equal)
 
 
 def _from_timetable(timetable: Timetable, round_index: jax.Array, num_clients: int, size: int) -> jax.Array:
     """Clients of a round of a timetable: int32 [M], ascending."""
     if (last := int(timetable.clients.max())) >= num_clients:
         raise InvalidInput(f"the timetable has a client {last}, and the federation has {num_clients}")
+    if (known := timetable.num_clients) not in (None, num_clients):
+        raise InvalidInput(f"the timetable is for {known} clients, and the federation has {num_clients}")
     if size != timetable.clients.shape[1]:
         raise InvalidInput(f"the timetable has {timetable.clients.shape[1]} clients in a round, not {size}")
     return jnp.asarray(timetable.clients, jnp.int32)[round_index]

@@ -1,5 +1,6 @@
 """Check that a model computes each example's result from that example alone."""
 
+import types
 from typing import Any
 
 import jax
@@ -18,8 +19,8 @@ def check_rows(method: Method, data: Federation) -> None:
 
     Mini-batches are filled with padding, and clients deploy their models for single examples. So a layer that reads the
     whole batch, such as the batch normalization of equinox or haiku, would silently give wrong results. In training
-    only the examples of the mask may influence each other. Models from `pfl_jax.networks` are trusted; a method whose
-    model is unknown (`Method.work`) is not checked.
+    only the examples of the mask may influence each other. The library's own models are trusted; a method whose model
+    is unknown (`Method.work`) is not checked.
     """
     model = None if method.work is None else method.work.model
     models = [one for one in (model, model and model.shared) if one is not None and not _is_ours(one)]
@@ -42,39 +43,48 @@ def _are_independent(of: ByIdentity, shape: tuple[int, ...], dtype: Any) -> bool
     drawn = np.random.default_rng(0).normal(size=(2, *shape))
     numbers = drawn if np.dtype(dtype).kind == "f" else np.stack([np.zeros(shape), np.ones(shape)])
 
-    def rows(params, batch):
-        """Results, leaves [rows, ...], for two examples; in training only the first one is real."""
+    def row(params, batch, place):
+        """Results for one of two examples, the only real one in training."""
         features = model.features(params["backbone"], batch)
-        found = features, model.classify(params["head"], features)
+        found = jax.tree.map(lambda leaf: leaf[place], (features, model.classify(params["head"], features)))
         if model.batch_features is None:
             return found
-        mask = jnp.array([True, False])
+        mask = jnp.arange(2) == place
         trained, statistics = model.batch_features(params["backbone"], batch, mask, jax.random.key(1))
-        return found, trained, jax.tree.map(lambda leaf: leaf[None], statistics)
+        return found, jax.tree.map(lambda leaf: leaf[place], trained), statistics
 
     try:
         params = jax.jit(model.init)(jax.random.key(0))
-        batches = [jnp.asarray(numbers[chosen, ...], dtype) for chosen in ([0, 1], [0, 0])]
-        pairs = zip(*(jax.tree.leaves(jax.jit(rows)(params, batch)) for batch in batches), strict=True)
+        mixed, *alike = (jnp.asarray(numbers[chosen, ...], dtype) for chosen in ([0, 1], [0, 0], [1, 1]))
+        compiled, pairs = jax.jit(row), []
+        # Each row with another example before or after it, and with its own.
+        for place in (0, 1):
+            both = (jax.tree.leaves(compiled(params, batch, place)) for batch in (mixed, alike[place]))
+            pairs += [[np.asarray(leaf, float) for leaf in pair] for pair in zip(*both, strict=True)]
     except Exception:  # The first round fails too, and says why.
         return True
-    first = [[np.asarray(leaf[0], float) for leaf in pair] for pair in pairs]
-    largest = [np.max(np.abs(one), initial=0) for one, _ in first]
     # Up to rounding.
     return all(
-        np.allclose(*pair, rtol=1e-4, atol=1e-4 * size, equal_nan=True)
-        for pair, size in zip(first, largest, strict=True)
+        np.allclose(one, other, rtol=1e-4, atol=1e-4 * np.max(np.abs(one), initial=0), equal_nan=True)
+        for one, other in pairs
     )
 
 
 def _is_ours(model: Model) -> bool:
-    """Whether the functions of a model are the library's own code, and do not wrap a model with other code."""
-
-    def is_ours(function):
-        # A method of a class has no cells.
-        inner = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-        ours = getattr(function, "__module__", "").startswith("pfl_jax.")
-        return ours and all(_is_ours(one) for one in inner if isinstance(one, Model))
-
-    functions: list[Any] = [model.features, model.classify]
-    return all(is_ours(one.function) for one in functions)
+    """Whether the functions of a model are the library's own code, and wrap neither functions nor modules of others."""
+    left: list[Any] = [one.function for one in (model.features, model.classify)]
+    seen = set[int]()
+    while left:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, Model):
+            left += [part.function for part in (one.features, one.classify)]
+        elif callable(one):
+            kind = one if hasattr(one, "__module__") and isinstance(one, types.FunctionType | type) else type(one)
+            if kind.__module__.partition(".")[0] != "pfl_jax":
+                return False
+            # A method of a class has no cells.
+            left += [cell.cell_contents for cell in getattr(one, "__closure__", None) or ()]
+    return True

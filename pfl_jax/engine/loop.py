@@ -24,7 +24,7 @@ from pfl_jax.schedules import at_round
 from pfl_jax.tasks import Score
 
 OnNaN: TypeAlias = Literal["stop", "skip-client"]
-"""Treatment of a client that diverges: end the run with `Diverged`, or leave the client out of the round."""
+"""Treatment of a client that diverges: end the run, or leave the client out of the round."""
 
 
 class RoundResult(NamedTuple):
@@ -42,7 +42,7 @@ class RoundResult(NamedTuple):
       arrived: [M], bool: whether the server received the client's message, see `Settings.drop_rate` and `run`'s
         on_nan. Rows of `info` for other clients are meaningless.
       finite: [M], bool: False for clients that were left out because they diverged. All are False in a run of a sweep
-        whose server diverged; such a run continues all the same.
+        whose server diverged.
       received: Scores [N] of the model that each client would deploy now, NaN for clients left out by
         `Settings.eval_clients`; None if not evaluated.
       trained: Scores [N] of every client's model right after its own last local training, NaN before the first.
@@ -57,6 +57,8 @@ class RoundResult(NamedTuple):
       phases: with `Phases`, Scores [N] of `received` on the test examples of each phase, for the round's own phase
         equal to `received`; None without phases, or if not evaluated.
       untrained: with `Phases`, the same Scores before the first round, in all results.
+      ended: [R], bool, in a sweep: runs that have diverged, whose scores are NaN from this round on while others go on.
+        None for a run alone, which ends with `Diverged`.
     """
 
     round: int
@@ -74,6 +76,7 @@ class RoundResult(NamedTuple):
     kept: Any = None
     phases: tuple[Scores, ...] | None = None
     untrained: tuple[Scores, ...] | None = None
+    ended: np.ndarray | None = None
 
     def __repr__(self) -> str:
         """Round and means over clients, instead of all numbers."""
@@ -125,10 +128,6 @@ class Patience(NamedTuple):
         kept = np.where(better, number, self.kept)
         return Patience(kept, np.where(better, mean, self.mean), self.ended | (number - kept >= patience))
 
-    def of_others(self, scores: PyTree) -> Any:
-        """The `scores`, leaves [R, N], with NaN for the runs that have ended; None stays None."""
-        return jax.tree.map(lambda leaf: np.where(self.ended[..., None], np.nan, leaf).astype(leaf.dtype), scores)
-
 
 def check_not_traced(*trees: Any) -> None:
     """Raise InvalidInput if `trees` show that a run is called inside a transformation of JAX: it loops on the host."""
@@ -154,7 +153,7 @@ def play(
     begin: Callable[[], State],
     newcomers: Federation | None,
     explains: Callable[[], Any],
-    on_nan: OnNaN | None,
+    on_nan: OnNaN,
     phases: Phases | None = None,
 ) -> Iterator[RoundResult]:
     """Loop over rounds and their evaluations, of one run or of several whose arrays have a leading axis.
@@ -164,7 +163,7 @@ def play(
       data, settings, newcomers: see `run`.
       begin: function that makes the first state.
       explains: context in which a model that does not fit the data becomes an InvalidInput.
-      on_nan: see `run`; None continues whatever diverges.
+      on_nan: see `run`; of several runs, those that diverge go on without scores.
       phases: data of each round, in place of `data`; None if they do not change.
     """
     with usual_settings():
@@ -173,6 +172,7 @@ def play(
         num_clients, completed = state.trained.shape[-1], int(np.ravel(state.round)[0])
     start, received, primary = time.perf_counter(), None, at_round(engine.method, 0).task.primary
     waiting, untrained, phase = Patience.begin(state.trained.shape[:-1]), None, 0
+    ended = np.zeros(state.trained.shape[:-1], bool)
     if phases is not None:
         with usual_settings():
             begun = state if not completed else engine.init(data, state.key)
@@ -188,7 +188,7 @@ def play(
                 phase = phases.phase_of(index)
                 # Scores from before are of other examples.
                 data, received = phases.parts[phase], None if index in phases.starts else received
-            all_train = size == num_clients and on_nan == "stop"
+            all_train = size == num_clients and on_nan == "stop" and data.active is None
             # Clients outside this cohort get the scores of the models they received, which may be evaluated already.
             if evaluated and settings.before_aggregation and not all_train and received is None:
                 received = _on_host(engine.evaluate(data, state))
@@ -196,31 +196,34 @@ def play(
                 state, outcome = engine.round(data, state, size)
             # A number of the method may have been traced.
             check_not_traced(outcome.finite)
-            if on_nan is not None:
-                _check_finite(number, outcome, on_nan)
+            cohort, finite = outcome.cohort, np.asarray(outcome.finite)
+            arrived, all_finite = np.asarray(cohort.present), finite & np.asarray(outcome.server_finite)[..., None]
+            # A round without any message is no divergence.
+            ended = ended | ~all_finite.all(-1) & ((on_nan == "stop") | ~(all_finite & arrived).any(-1))
+            if ended.ndim == 0 and ended:
+                by_clients = on_nan == "stop" or not (finite & arrived).any()
+                raise Diverged(number, np.asarray(cohort.clients)[~finite & by_clients].tolist())
             # Copied, because the next round may write into these arrays.
             trained = jax.tree.map(np.array, state.trained)
             before = new = None
             if evaluated and settings.before_aggregation:
-                before = _in_the_middle(received, trained, outcome)
+                before = _in_the_middle(received, trained, outcome, data.active)
             received = _on_host(engine.evaluate(data, state)) if evaluated else None
+            if np.any(over := ended | waiting.ended):
+                received, trained, before = _of_others(over, (received, trained, before))
             if received is not None and phases is not None:
                 on_phases = _on_phases(engine, phases, state, phase, received)
             if evaluated and newcomers is not None:
                 new = _on_host(engine.evaluate_new(newcomers, state))
-            waited = waiting
             if received is not None and settings.patience is not None:
                 waiting = waiting.after(number, received, primary, settings.patience)
-            if np.any(waited.ended):
-                received, trained, before = waited.of_others((received, trained, before))
-            cohort, finite = outcome.cohort, np.asarray(outcome.finite)
             result = RoundResult(
                 round=number,
                 state=state,
                 info=outcome.info,
                 cohort=np.asarray(cohort.clients),
-                arrived=np.asarray(cohort.present),
-                finite=finite & np.asarray(outcome.server_finite)[..., None],
+                arrived=arrived,
+                finite=all_finite,
                 received=received,
                 trained=trained,
                 newcomers=new,
@@ -230,6 +233,7 @@ def play(
                 kept=None if settings.patience is None else waiting.kept.tolist(),
                 phases=on_phases,
                 untrained=untrained,
+                ended=ended if ended.ndim else None,
             )
         yield result
         if np.all(waiting.ended):
@@ -245,22 +249,19 @@ def _on_phases(engine: Engine, phases: Phases, state: State, phase: int, receive
     )
 
 
-def _in_the_middle(received: Scores | None, trained: Scores, outcome: Outcome) -> Scores:
+def _in_the_middle(received: Scores | None, trained: Scores, outcome: Outcome, active: jax.Array | None) -> Scores:
     """Scores of a round by the protocol `before_aggregation`; `received` are from before it, None if all trained."""
     members = np.zeros(trained.shape, bool)
     np.put_along_axis(members, np.asarray(outcome.cohort.clients), np.asarray(outcome.finite), axis=-1)
+    members &= True if active is None else np.asarray(active)
     trained = dataclasses.replace(trained, train=None)
     return before_aggregation(trained if received is None else received, trained, members)
 
 
+def _of_others(ended: np.ndarray, scores: PyTree) -> Any:
+    """The `scores`, leaves [R, N], with NaN for the runs that have `ended` [R]; None stays None."""
+    return jax.tree.map(lambda leaf: np.where(ended[..., None], np.nan, leaf).astype(leaf.dtype), scores)
+
+
 def _on_host(tree: PyTree) -> PyTree:
     return jax.tree.map(np.asarray, tree)
-
-
-def _check_finite(number: int, outcome: Outcome, on_nan: OnNaN) -> None:
-    """Raise Diverged if the run cannot continue after this round."""
-    diverged = np.asarray(outcome.cohort.clients)[~np.asarray(outcome.finite)]
-    if diverged.size and (on_nan == "stop" or not np.asarray(outcome.cohort.present).any()):
-        raise Diverged(number, sorted(diverged.tolist()))
-    if not bool(outcome.server_finite):
-        raise Diverged(number, [])

@@ -2,12 +2,14 @@
 
 import functools
 import hashlib
+import sys
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pfl_jax.base import Method
@@ -42,11 +44,12 @@ class ByIdentity:
 
 
 def values_read(it: Any) -> str:
-    """Digest of the NumPy arrays, numbers and texts that functions read besides their arguments.
+    """Digest of the arrays, numbers and texts that functions read besides their arguments.
 
-    A compiled program has such values as constants, and a user may change them in place between two runs. The digest
-    covers values that functions close over, also in lists, dicts and objects, and the values and functions of their
-    module that they read by name.
+    A compiled program has such values as constants, and a user may change them between two runs. The digest covers
+    values that functions close over, also in containers and objects, and the values and functions of their module that
+    they read by name. Left out are numbers in objects of installed packages and of this one, which may be counters, and
+    large arrays of JAX, which cannot be changed in place.
 
     Args:
       it: a function, or an object that has functions, such as a method.
@@ -54,10 +57,14 @@ def values_read(it: Any) -> str:
     whole, seen, left = hashlib.blake2b(), set[int](), [it]
     while left:
         one = left.pop()
+        whole.update(f"\0{type(one).__name__} ".encode())
         if isinstance(one, _PLAIN):
             whole.update(repr(one).encode())
             continue
-        # An array of JAX cannot be changed.
+        if isinstance(one, jax.Array) and not isinstance(one, jax.core.Tracer) and one.size <= SMALL:
+            numbers = jax.random.key_data(one) if jnp.issubdtype(one.dtype, jax.dtypes.prng_key) else one
+            whole.update(f"{one.dtype} {one.shape}".encode() + np.asarray(numbers).tobytes())
+            continue
         if id(one) in seen or isinstance(one, type | types.ModuleType | jax.Array):
             continue
         seen.add(id(one))
@@ -66,13 +73,13 @@ def values_read(it: Any) -> str:
                 whole.update(f"{one.dtype} {one.shape}".encode() + one.tobytes())
             case types.FunctionType():
                 # Values in the function's module, and its other functions, which read more of them: nobody changes
-                # those of installed packages.
+                # those of installed packages. Functions of other modules count by their names.
                 is_own = not _INSTALLED & {*Path(one.__code__.co_filename).parts}
-                left += [
-                    value
-                    for value in map(one.__globals__.get, one.__code__.co_names)
-                    if isinstance(value, (*_PLAIN, np.ndarray, list, dict)) or (is_own and _is_beside(one, value))
-                ]
+                for value in map(one.__globals__.get, one.__code__.co_names):
+                    if callable(value) and not (is_own and _is_beside(one, value)):
+                        left.append(getattr(value, "__qualname__", None))
+                    elif not isinstance(value, types.ModuleType):
+                        left.append(value)
                 left += [one.__defaults__, one.__kwdefaults__, vars(one)]
                 empty = types.CellType()
                 left += [cell.cell_contents for cell in one.__closure__ or () if cell != empty]
@@ -81,13 +88,15 @@ def values_read(it: Any) -> str:
             case functools.partial():
                 left += [one.func, one.args, one.keywords]
             case Mapping():
-                left += one.values()
+                left += [*one, *one.values()]
             case list() | tuple():
                 left += one
+            case set() | frozenset():
+                left += sorted(map(repr, one))
             case _:
-                # Numbers of objects are left out: they may be counters, or results that are computed once.
-                inside = getattr(one, "__dict__", {}).values()
-                left += [value for value in inside if callable(value) or isinstance(value, np.ndarray | list | dict)]
+                inside, is_users = getattr(one, "__dict__", {}).values(), _is_users(type(one))
+                kinds = np.ndarray | list | dict
+                left += [value for value in inside if is_users or callable(value) or isinstance(value, kinds)]
                 left += [getattr(one, "__wrapped__", None)]
     return whole.hexdigest()
 
@@ -97,8 +106,17 @@ def _is_beside(function: types.FunctionType, value: Any) -> bool:
     return callable(value) and not isinstance(value, type) and getattr(value, "__module__", "") == function.__module__
 
 
+def _is_users(kind: type) -> bool:
+    """Whether a class is a user's own, or of the standard library, such as argparse.Namespace."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    return not _INSTALLED & {*Path(file).parts} and kind.__module__.partition(".")[0] != "pfl_jax"
+
+
 _INSTALLED = {"site-packages", "dist-packages"}
 """Folders of installed packages."""
+
+SMALL = 4096
+"""Size of the largest arrays of JAX that are compared."""
 
 _PLAIN = (int, float, complex, str, bytes, types.NoneType, np.generic)
 

@@ -21,7 +21,7 @@ from pfl_jax.data.federated import FederatedData, client_data
 from pfl_jax.engine.asynchronous import stale, with_versions
 from pfl_jax.engine.cohort import RoundSettings, attackers, evaluated_clients, largest_first, staleness
 from pfl_jax.engine.mapping import Turns, in_client_order, map_in_turn, map_places, on_every_device
-from pfl_jax.engine.selection import method_in_cohort
+from pfl_jax.engine.selection import method_in_cohort, of_present
 from pfl_jax.engine.store import BLOCK, Federation, Members, Places
 from pfl_jax.frozen import use
 from pfl_jax.messages import join, split
@@ -121,11 +121,11 @@ class RoundProgram:
           previous one where a client diverged; messages with () for each `Mean`, zeros for absent clients, Scores right
           after training, and whether states and messages are finite; and the sums of the messages.
         """
-        method, round_key, selection = self.method_of(round_index), fold_in(key, round_index), self.settings.selection
+        method, round_key = self.method_of(round_index), fold_in(key, round_index)
 
         def train_one(own, data, shared, index, state, present, late):
             server, round_key = shared
-            own = method_in_cohort(own if late is None else stale(own, late), selection, cohort, data, index)
+            own = method_in_cohort(own if late is None else stale(own, late), cohort, data, index)
             result = own.local(fold_in(round_key, index), server, state, client_data(data, index, "train"))
             scores = _scored(method, data, index, result.personal, training=self.settings.reads_losses)
             finite = all_finite((result.client, result.message))
@@ -232,7 +232,7 @@ class RoundProgram:
 
     def method_of(self, index: int | jax.Array) -> Method:
         """Method of a round, whose server keeps the earlier states from which clients may begin."""
-        return with_versions(at_round(self.method, index, self.network or 0), self.settings.versions)
+        return with_versions(of_present(at_round(self.method, index, self.network or 0)), self.settings.versions)
 
     def _members(self, num_clients: int) -> np.ndarray | None:
         """Clients that have this network, ascending; None if all have the same network."""

@@ -8,10 +8,10 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import Cohort, Exact, Method, PRNGKey
+from pfl_jax.base import Cohort, Exact, Mean, Method, PRNGKey
 from pfl_jax.data.federated import FederatedData
 from pfl_jax.errors import InvalidInput
-from pfl_jax.messages import Update, is_mean
+from pfl_jax.messages import is_mean
 from pfl_jax.primitives.tree import choose
 from pfl_jax.validation import Count, Words, check_arguments
 
@@ -37,9 +37,9 @@ class Selection:
       losses: whether `weights` reads losses, which are then measured for every client that trains.
       equal: whether a client's weight in the server's means is divided by its number of examples, because the client is
         drawn in proportion to that number: the expectation is then the mean over all clients with the method's weights.
-        Unchanged are weights of 1, in means that count all clients of a cohort equally; rounds in which all clients
-        take part; exact means (`pfl_jax.base.Exact`) with a weight for each class; updates that were clipped for
-        privacy; and parts of messages that are not a `Mean`.
+        Servers that weigh parts that are not a `Mean` get `Cohort.weights`. Unchanged are constant weights of NumPy,
+        such as np.float32(1), in means that count all clients of a cohort equally; rounds in which all active clients
+        take part; and exact means (`pfl_jax.base.Exact`) with a weight for each class.
     """
 
     weights: Weights
@@ -107,6 +107,8 @@ def power_of_choice(candidates: Count) -> Selection:
             raise InvalidInput(f"power_of_choice:{candidates} has fewer candidates than the {size} clients of a round")
         drawn = jax.random.gumbel(key, (clients,), jnp.float32) + jnp.log(counts.astype(jnp.float32))
         _, found = jax.lax.top_k(drawn, min(candidates, clients))
+        # Clients without examples, such as absent ones, come last.
+        losses = jnp.where(counts > 0, losses, -jnp.inf)
         # Stable: equal losses, such as infinite ones, stay in the random order.
         chosen = found[jnp.argsort(-losses[found], stable=True)[:size]]
         return jnp.zeros(clients, jnp.float32).at[chosen].set(1.0)
@@ -127,33 +129,40 @@ def named(text: str) -> Selection:
     return PLAIN[name] if number is None else power_of_choice(int(number))
 
 
-def method_in_cohort(
-    method: Method, selection: Selection | None, cohort: Cohort, data: FederatedData, client: jax.Array | int
-) -> Method:
-    """Method of a client in a cohort, with the weights of `Selection.equal`; a client without examples sends zeros.
+def of_present(method: Method) -> Method:
+    """`method` with a server that stays the same in a round in which no message arrives: all means would be zero."""
+
+    def aggregate(key, server, clients, messages, cohort):
+        after, clients, info = method.aggregate(key, server, clients, messages, cohort)
+        return choose(jnp.any(cohort.present), after, server), clients, info
+
+    return method._replace(aggregate=aggregate)
+
+
+def method_in_cohort(method: Method, cohort: Cohort, data: FederatedData, client: jax.Array | int) -> Method:
+    """Method of a client in a cohort, with the weights of `Selection.equal`; a client that pauses sends zeros.
 
     Args:
       method: the method.
-      selection: selection by which the cohort was drawn; None for a uniform draw.
       cohort: the cohort.
       data: the federation, as a device has it.
       client: number of the client.
     """
     active = None if data.active is None else data.active[client]
-    is_equal = selection is not None and selection.equal and len(cohort.clients) < cohort.num_clients
-    if active is None and not is_equal:
+    if active is None and cohort.equal is None:
         return method
 
     def local(key, server, client, data):
         result, count = method.local(key, server, client, data), jnp.sum(data.mask, dtype=jnp.float32)
 
         def divided(part):
-            if not is_mean(part) or isinstance(part, Update) or (isinstance(part, Exact) and part.weight.ndim):
+            # JAX makes arrays of its own of all weights that are computed from something.
+            is_constant = not isinstance(part, Mean) or not isinstance(part.weight, jax.Array)
+            if is_constant or (isinstance(part, Exact) and part.weight.ndim):
                 return part
-            weight = part.weight / jnp.maximum(count, 1.0)
-            return part._replace(weight=weight if weight.ndim else jnp.where(part.weight == 1, part.weight, weight))
+            return part._replace(weight=part.weight / jnp.where(cohort.equal, jnp.maximum(count, 1.0), 1.0))
 
-        if is_equal:
+        if cohort.equal is not None:
             result = result._replace(message=jax.tree.map(divided, result.message, is_leaf=is_mean))
         if active is None:
             return result

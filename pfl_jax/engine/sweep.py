@@ -20,7 +20,7 @@ from pfl_jax.data.federated import FederatedData
 from pfl_jax.engine import chunking, loop, simulate
 from pfl_jax.engine.build import compiled
 from pfl_jax.engine.checks import check_sweep, explain_misfit, typed_key
-from pfl_jax.engine.loop import check_not_traced, usual_settings
+from pfl_jax.engine.loop import OnNaN, check_not_traced, usual_settings
 from pfl_jax.engine.mapping import AXIS, ClientMesh, map_places, replicate
 from pfl_jax.engine.remembered import MakeMethod
 from pfl_jax.engine.simulate import RoundResult, Settings
@@ -72,11 +72,14 @@ def run(
     states: State | None = None,
     chunk: Count | Literal["auto"] | None = "auto",
     mesh: ClientMesh | None = None,
+    on_nan: OnNaN = "stop",
     donate: bool = False,
 ) -> Iterator[RoundResult]:
     """Run R federations of equal shapes together and yield a `RoundResult` [R, ...] after each round.
 
-    Each run equals `pfl_jax.engine.simulate.run` with its key, hyper-parameters and data, up to float32 rounding.
+    Each run equals `pfl_jax.engine.simulate.run` with its key, hyper-parameters and data, up to float32 rounding. A run
+    that would end with `Diverged` has no more scores, see `RoundResult.ended`; with `states`, runs that ended before
+    have scores again.
 
     Args:
       make_method: function that is called while tracing, with one traced number for each of `hyper_parameters`. Values
@@ -90,7 +93,7 @@ def run(
       chunk: runs under one vmap on each device: 1 trains one after another, None all at once; "auto" means 1 for
         convolutions on a CPU, and None otherwise.
       mesh: devices to spread the runs over, see `pfl_jax.client_mesh`; None uses the default device.
-      donate: see `pfl_jax.engine.simulate.run`.
+      on_nan, donate: see `pfl_jax.engine.simulate.run`.
 
     Raises:
       InvalidInput: arguments of a wrong type, different numbers of runs, states of another method, or a learning rate,
@@ -133,13 +136,13 @@ def run(
         first = engine.init(data, keys) if states is None else states
         return simulate.committed(first) if mesh is None else first
 
-    rounds = loop.play(engine, data, settings, begin, None, explains, on_nan=None)
+    rounds = loop.play(engine, data, settings, begin, None, explains, on_nan)
     return map(partial(_without_padding, number), rounds)
 
 
 def _without_padding(number: int, result: RoundResult) -> RoundResult:
     """Result without the rows that pad the devices' shares of the runs, except in `state` and `info`."""
-    names = ("cohort", "arrived", "finite", "received", "trained", "before_aggregation")
+    names = ("cohort", "arrived", "finite", "received", "trained", "before_aggregation", "ended")
     own = {name: jax.tree.map(lambda leaf: leaf[:number], getattr(result, name)) for name in names}
     kept = result.kept and result.kept[:number]
     return result._replace(**own, examples=result.examples[:number], kept=kept)

@@ -136,7 +136,7 @@ def cfl(
         changes = jax.tree.map(jnp.subtract, messages, gather(server.models, clients))
         changes = map_statistics(jnp.zeros_like, choose(cohort.present, changes, jax.tree.map(jnp.zeros_like, changes)))
         nothing = jax.tree.map(jnp.zeros_like, server.models)
-        means = means_of_clusters(nothing, changes, clients, cohort.counts)
+        means = means_of_clusters(nothing, changes, clients, cohort.weights)
         similarity, lengths, mean_lengths = cosines(changes), norms(changes), norms(means)
         member = (clients == jnp.arange(clusters)[:, None]) & cohort.present
         most = jnp.max(jnp.where(member, lengths, 0.0), axis=1)
@@ -147,7 +147,7 @@ def cfl(
         together = (clients[:, None] == clients) & cohort.present & cohort.present[:, None]
         moves = second_halves(similarity, together, linkage) & splits[clients]
         chosen = jnp.where(moves, number[clients], clients).astype(jnp.int32)
-        models = means_of_clusters(server.models, messages, chosen, cohort.counts)
+        models = means_of_clusters(server.models, messages, chosen, cohort.weights)
         info = {"cluster": chosen, "similarity": similarity, "change": lengths, "mean_change": mean_lengths[clients]}
         used = server.used + jnp.sum(splits, dtype=jnp.int32)
         return CFLServer(models, used, server.rounds + 1), chosen, info

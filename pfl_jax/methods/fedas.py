@@ -347,4 +347,4 @@ class _Synchronization:
         """Weights [M] of the cohort's clients, which sum to 1."""
         if self.enabled:
             return trace_weights(traces, self.normalization, cohort.present)
-        return normalize_weights(cohort.counts.astype(jnp.float32))
+        return normalize_weights(cohort.weights.astype(jnp.float32))

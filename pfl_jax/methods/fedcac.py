@@ -182,7 +182,7 @@ def fedcac(
         rounds = server.rounds + 1
         chosen = collaborators(overlap, cohort.present, rounds / collaboration_rounds)
         weights = chosen / jnp.sum(chosen, axis=1, keepdims=True)
-        mean = weighted_mean(size_weights(cohort.counts), messages.params)
+        mean = weighted_mean(size_weights(cohort.weights), messages.params)
         clients = FedCACClient(mix(weights, messages.params), messages.critical)
         clients = with_own_statistics(clients, messages.params)
         return FedCACServer(mean, rounds), clients, {"overlap": overlap, "collaborators": chosen.astype(jnp.float32)}

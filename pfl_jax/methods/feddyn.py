@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from pfl_jax.base import LocalResult, Mean, Method, Model, Params, Privacy
@@ -20,7 +21,7 @@ class FedDynServer(NamedTuple):
 
     Attributes:
       params: the model w that clients receive.
-      drift: -h / lambda, the mean of the r_i of all N clients.
+      drift: -h / lambda, the mean of the r_i of all N clients of a plain federation.
     """
 
     params: Params
@@ -48,8 +49,9 @@ def feddyn(model: Model, training: LocalTraining = LocalTraining(momentum=0.0), 
         r <- r + (M / N) (mean_i w_i - w);   w <- mean_i w_i + r
 
     r_i and r start at zero. -lambda r_i is the gradient of the client's loss at its last local minimum, and -lambda r
-    is the paper's h. The means over the cohort are unweighted, so r is the mean of the r_i of all N clients. A client
-    whose message does not arrive keeps its r_i.
+    is the paper's h. The means over the cohort are unweighted, so r is the mean of the r_i of all N clients, unless
+    messages are compressed or late, or the server takes a robust mean. A client whose message does not arrive keeps its
+    r_i.
 
     Without the linear term this is FedProx with a step of the server beyond the mean. No lambda gives FedAvg: w moves
     by r for the smallest lambda too.
@@ -86,7 +88,7 @@ def feddyn(model: Model, training: LocalTraining = LocalTraining(momentum=0.0), 
 
         params = training.fit(key, server.params, data, supervised_loss(model, penalty))
         trained = jax.tree.map(lambda sums, new, old: sums + (new - old), client.drift, params, server.params)
-        return LocalResult(FedDynClient(client.drift, trained), Mean(params, jnp.ones(())), params)
+        return LocalResult(FedDynClient(client.drift, trained), Mean(params, np.float32(1)), params)
 
     def aggregate(key, server, clients, messages, cohort):
         # (M / N) times the cohort's mean: each of its clients moves the mean of all N by 1 / N of its change.

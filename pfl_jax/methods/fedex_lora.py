@@ -96,7 +96,7 @@ def fedex_lora(model: Model, training: LocalTraining = LocalTraining()) -> Metho
         return ExactParams(params, [jnp.zeros(size) for size in sizes])
 
     def aggregate(key, server, clients, messages, cohort):
-        weights, (sent, head) = size_weights(cohort.counts), split(messages)
+        weights, (sent, head) = size_weights(cohort.weights), split(messages)
         backbone = weighted_mean(weights, sent)
 
         def moved(residual, rows, mean):

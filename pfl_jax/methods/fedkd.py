@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pfl_jax.base import Exact, LocalResult, Mean, Method, Model, Params, Privacy, PyTree
 from pfl_jax.lapack import thin_svd
@@ -13,7 +14,6 @@ from pfl_jax.methods.fml import divergence, fit_two
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import masked_mean
-from pfl_jax.primitives.tree import byte_count
 from pfl_jax.validation import AboveZero, Count
 
 
@@ -165,13 +165,13 @@ def fedkd(
         start = client.teacher, server.student, client.mapping
         teacher, student, mapping = fit_two(model, training, key, start, data, value)
         change, numbers = low_rank(jax.tree.map(jnp.subtract, student, server.student), energy(server))
-        message = FedKDMessage(mean_by_size(change, data), Exact(numbers, jnp.ones(())))
+        message = FedKDMessage(mean_by_size(change, data), Exact(numbers, np.float32(1)))
         return LocalResult(FedKDClient(teacher, mapping), message, teacher)
 
     def aggregate(key, server, clients, messages, cohort):
         change, numbers = messages
         student = jax.tree.map(jnp.add, server.student, low_rank(change.value, energy(server))[0])
-        whole = byte_count(server.student) / 4
+        whole = sum(leaf.size for leaf in jax.tree.leaves(server.student))
         info = {"sent": numbers.value / whole, "energy": energy(server)}
         return server._replace(student=student, round=server.round + 1), clients, info
 

@@ -49,7 +49,7 @@ def flexlora(model: Model, training: LocalTraining = LocalTraining(), *, min_ran
         return LocalResult(rank, merge(params["backbone"], mean_by_size(params["head"], data)), params)
 
     def aggregate(key, server, clients, messages, cohort):
-        weights, (sent, head) = size_weights(cohort.counts), split(messages)
+        weights, (sent, head) = size_weights(cohort.weights), split(messages)
 
         def factors(mean, adapters):
             rank = mean[B].shape[0]

@@ -253,7 +253,7 @@ def floco(
         )
         new = cohort.present & ~clients.placed & (rounds >= projection_round)
         clients = FlocoClient(choose(new, place(changes, projection), clients.point), clients.placed | new)
-        heads = weighted_mean(size_weights(cohort.counts), messages.heads)
+        heads = weighted_mean(size_weights(cohort.weights), messages.heads)
         server = FlocoServer(messages.backbone.value, heads, projection, rounds, server.seed)
         return server, clients, {"points": clients.point}
 

@@ -52,7 +52,7 @@ def flora(model: Model, training: LocalTraining = LocalTraining(), *, min_rank: 
         return train_adapters(model, training, key, start, data, own_ranks)._replace(client=rank)
 
     def aggregate(key, server, clients, messages, cohort):
-        weights, (sent, head) = size_weights(cohort.counts), split(messages)
+        weights, (sent, head) = size_weights(cohort.weights), split(messages)
         stacked = [mean_product(weights, one) for one in find_adapters(sent)]
         # R contains the clients' training now. The server's adapters keep their initial values, which add nothing.
         mean = weighted_mean(weights, sent)

@@ -64,9 +64,13 @@ def hetlora(
     """
     loss = supervised_loss(model)
 
+    def kept_ranks(rank):
+        # The small constant: 0.53 times 100 is less than 53 in float32.
+        return jnp.floor(gamma * rank + 1e-3)
+
     def last_ranks(params, rank):
         # The small constant gives a gradient of zero where the norm is zero, as for no ranks at all.
-        ends = find_adapters(keep_ranks(params, jnp.floor(gamma * rank), rank))
+        ends = find_adapters(keep_ranks(params, kept_ranks(rank), rank))
         norms = [jnp.sqrt(jnp.sum(one[A] ** 2) * jnp.sum(one[B] ** 2) + 1e-12) for one in ends]
         return sum(norms, jnp.zeros(()))
 
@@ -79,7 +83,7 @@ def hetlora(
 
         own_ranks = within_ranks(training.transformation(), rank)
         params = training.fit(key, start, data, penalized, transformation=own_ranks)
-        fewer = jnp.minimum(jnp.maximum(jnp.floor(gamma * rank), min_rank), rank).astype(jnp.int32)
+        fewer = jnp.minimum(jnp.maximum(kept_ranks(rank), min_rank), rank).astype(jnp.int32)
         rank = jnp.where(last_ranks(params, rank) < last_ranks(start, rank), fewer, rank)
         params = keep_ranks(params, 0, rank)
 

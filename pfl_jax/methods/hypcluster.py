@@ -91,7 +91,7 @@ def hypcluster(
 
     def aggregate(key, server, clients, messages, cohort):
         models, chosen = messages
-        return means_of_clusters(server, models, chosen, cohort.counts), clients, {"cluster": chosen}
+        return means_of_clusters(server, models, chosen, cohort.weights), clients, {"cluster": chosen}
 
     return Method(
         init_server=lambda key: init_models(model, key, clusters),

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from pfl_jax.base import Backbone, ClientData, LocalResult, Mean, Method, Model, Privacy, PyTree
@@ -137,7 +138,7 @@ def pefll(
         params = training.fit(key, unravel(flat), data, loss)
         change = ravel_pytree(params)[0] - flat
         (ascent,) = to_embedding(*to_descriptor(change))
-        return LocalResult(client, PeFLLMessage(Mean(ascent, jnp.ones(())), descriptor, change), params)
+        return LocalResult(client, PeFLLMessage(Mean(ascent, np.float32(1)), descriptor, change), params)
 
     def aggregate(key, server, clients, messages, cohort):
         _, pullback = jax.vjp(

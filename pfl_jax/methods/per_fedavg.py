@@ -4,6 +4,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pfl_jax.base import ClientData, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey, PyTree
 from pfl_jax.methods.factories import OWN_GRADIENTS, method_factory
@@ -125,7 +126,7 @@ def per_fedavg(
 
         numbered = data._replace(y=(data.y, jnp.arange(data.mask.shape[0], dtype=jnp.int32)))
         params, *_ = sampling.fold(key, (server, initial_state(optimizer, server), 0), numbered, step)
-        return LocalResult(client=(), message=Mean(params, jnp.ones(())), personal=adapt(key, params, data))
+        return LocalResult(client=(), message=Mean(params, np.float32(1)), personal=adapt(key, params, data))
 
     return fedavg(model, training)._replace(
         local=train,

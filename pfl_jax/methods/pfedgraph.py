@@ -128,7 +128,7 @@ def pfedgraph(
         compared = map_statistics(jnp.zeros_like, messages)
         similarity = cosines(jax.tree.map(jnp.subtract, compared, map_statistics(jnp.zeros_like, server)))
         similarity = jnp.where(similarity > SIMILAR, 1.0, similarity)
-        graph = collaboration_graph(similarity, cohort.counts, prior)
+        graph = collaboration_graph(similarity, cohort.weights, prior)
         clients = PFedGraphClient(mix(graph, messages), mix(graph / norms(compared), compared))
         return server, clients, {"graph": graph, "similarity": similarity}
 

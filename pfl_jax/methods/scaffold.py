@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from pfl_jax.base import ClientData, Exact, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey, TrainingLoss
@@ -155,7 +156,7 @@ def scaffold(
             gradient = mean_gradient(key, training, loss, server.params, data)
             change = jax.tree.map(jnp.subtract, gradient, client.control)
         trained = jax.tree.map(jnp.add, client.control, change)
-        message = ScaffoldMessage(Mean(params, jnp.ones(())), Exact(change, jnp.ones(())))
+        message = ScaffoldMessage(Mean(params, np.float32(1)), Exact(change, np.float32(1)))
         return LocalResult(ScaffoldClient(client.control, trained), message, params)
 
     def aggregate(key, server, clients, messages, cohort):

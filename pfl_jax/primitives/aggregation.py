@@ -24,7 +24,7 @@ def normalize_weights(weights: jax.Array, present: jax.Array | None = None) -> j
       [0.25 0.75] [0.5 0.5]
     """
     present = jnp.ones(weights.shape, bool) if present is None else present
-    weights = jnp.where(present, weights, 0.0)
+    weights = jnp.where(present, weights, jnp.float32(0))
     total = jnp.sum(weights)
     # NaN stays: it must not be replaced.
     nothing = total <= 0

@@ -128,9 +128,10 @@ def label_feature_statistics(
     centroids, counts = class_centroids(features, labels, mask, num_classes)
     total = jnp.maximum(jnp.sum(counts), 1)
     share = counts / total
+    known = mask & (labels >= 0) & (labels < num_classes)
     within = jnp.sum(jnp.square(features - centroids[labels]), axis=-1)
     between = jnp.sum(share * (1 - share) * jnp.sum(jnp.square(centroids), axis=-1))
-    variance = jnp.sum(jnp.where(mask, within, 0)) / total + between
+    variance = jnp.sum(jnp.where(known, within, 0)) / total + between
     return share[:, None] * centroids, variance
 
 

@@ -136,7 +136,7 @@ def balanced_softmax(logits: jax.Array, labels: jax.Array, mask: jax.Array, coun
       logits: [B, K].
       labels: [B], only classes that have examples.
       mask: [B], the real examples.
-      counts: [K], training examples of each class on this client.
+      counts: [K], training examples of each class on this client, or shares.
 
     Returns:
       A scalar.
@@ -152,7 +152,7 @@ def balanced_softmax(logits: jax.Array, labels: jax.Array, mask: jax.Array, coun
       Ren et al. Balanced Meta-Softmax for Long-Tailed Visual Recognition. NeurIPS 2020.
     """
     check_shapes(logits=(logits, "BK"), counts=(counts, "K"), labels=(labels, "B"), mask=(mask, "B"))
-    prior = jnp.where(counts > 0, jnp.log(jnp.maximum(counts, 1)), ABSENT_CLASS)
+    prior = jnp.where(counts > 0, jnp.log(jnp.where(counts > 0, counts, 1)), ABSENT_CLASS)
     return cross_entropy(logits + prior, labels, mask)
 
 

@@ -9,14 +9,14 @@ import numpy as np
 
 from pfl_jax.base import ClientData, Personal, Scores
 from pfl_jax.primitives.examples import FORWARD_BATCH, map_examples
-from pfl_jax.tasks import CLASSIFICATION, Score, Task
+from pfl_jax.tasks import CLASSIFICATION, Score, Task, task_of
 
 
 def score(
     predict: Callable[[Personal, jax.Array], jax.Array],
     personal: Personal,
     data: ClientData,
-    task: Task = CLASSIFICATION,
+    task: Task | None = None,
 ) -> Scores:
     """Scores of one client's model on the real examples of `data`: `Scores` with scalar leaves.
 
@@ -24,8 +24,10 @@ def score(
       predict: (Personal, inputs [B, ...]) -> logits or log-probabilities [B, K], or other outputs of the task.
       personal: the model that the client deploys.
       data: examples [n, ...]. Without real examples all scores are NaN.
-      task: task, which defines the scores.
+      task: task, which defines the scores; None for the task of the model whose `apply` is `predict`, see
+        `pfl_jax.tasks.task_of`.
     """
+    task = task_of(predict) if task is None else task
 
     def kept(rows):
         x, y = rows

@@ -51,7 +51,9 @@ def solve_simplex_qp(
     r"""Minimize x.Px + q.x subject to x >= 0 and sum x = 1, for every program of a batch.
 
     It computes in float64 for any dtype of P, also if JAX's 64-bit mode is off, and divides P and q by their largest
-    entry, so the weights do not depend on the scale. It may be called inside jit, vmap, scan and grad.
+    entry, so the weights do not depend on the scale. With this mode off, JAX rounds NumPy's float64 to float32 before:
+    subtract a number that all entries share, which changes no weights. It may be called inside jit, vmap, scan and
+    grad.
 
     Solvers:
 

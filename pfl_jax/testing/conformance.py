@@ -10,11 +10,12 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine import simulate
 from pfl_jax.engine.simulate import Settings
-from pfl_jax.messages import has_means, is_mean, is_summed, trained_from
+from pfl_jax.messages import has_means, is_mean, is_summed, map_means, trained_from
 from pfl_jax.primitives.tree import choose, gather
 from pfl_jax.testing.comparison import LOOSE, TOLERANCE, assert_close, kinds, like, rows
 from pfl_jax.testing.problems import permute_clients
@@ -53,17 +54,32 @@ def check_structure(subject: Subject) -> None:
 
 
 def check_trained_from(subject: Subject) -> None:
-    """`trained_from` of the subject is like its clients' messages, also if the last batch is small."""
+    """`trained_from` of the subject is like its clients' messages, also if the last batch is small.
+
+    Without it, a message is what training made of the download, and no change of it.
+    """
     method, start, data = subject.build(), subject.start, subject.data()
     # 9 examples of 10 rows: 8 and 2 rows in mini-batches of 8.
     data = data._replace(train_index=data.train_index[:, :10])
 
-    def trace(data, server, clients):
+    def values(data, server, clients):
         client = gather(clients, 0)
         message = method.local(jax.random.key(0), server, client, client_data(data, 0, "train")).message
-        return trained_from(method, server, client, message)[0] if has_means(message) else ()
+        if not has_means(message):
+            return (), ()
+        return map_means(lambda part: part.value, message, rest=lambda leaf: leaf), trained_from(
+            method, server, client, message
+        )[0]
 
-    jax.eval_shape(trace, data, start.server, start.clients)
+    if method.trained_from is not None:
+        jax.eval_shape(values, data, start.server, start.clients)
+        return
+    sent, received = jax.jit(values)(data, start.server, start.clients)
+    change = optax.tree.norm(jax.tree.map(jnp.subtract, sent, received))
+    assert change <= optax.tree.norm(sent), (
+        "the message looks like a change of the download, of which wrappers would take the difference from it: give "
+        "Method.trained_from, zeros like the message"
+    )
 
 
 def check_one_trace(subject: Subject) -> None:

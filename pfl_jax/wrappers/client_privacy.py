@@ -5,6 +5,7 @@ from typing import Annotated
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from pfl_jax.base import Mean, Message, Method, PyTree, Server
@@ -70,7 +71,7 @@ def private_clients(method: Method, recipe: ClientPrivacy) -> Method:
         mean, known = _mean_of(result.message), _received(method, result.message, server)
         update = jax.tree.map(jnp.subtract, mean.value, known)
         factor = clip / jnp.maximum(optax.tree.norm(update), clip)
-        clipped = Update(jax.tree.map(lambda leaf: factor * leaf, update), jnp.ones(()))
+        clipped = Update(jax.tree.map(lambda leaf: factor * leaf, update), np.float32(1))
         return result._replace(message=_with_mean(result.message, clipped))
 
     def aggregate(key, server, clients, messages, cohort):

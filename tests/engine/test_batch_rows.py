@@ -2,6 +2,7 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import pytest
@@ -9,7 +10,7 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax import InvalidInput, mixed, simulate, sweep
 from pfl_jax.methods import make_method
-from pfl_jax.networks import split, with_features
+from pfl_jax.networks import from_flax, split, with_features
 
 MODEL, DATA, KEY = tiny_model(), tiny_federation(), jax.random.key(0)
 
@@ -35,10 +36,23 @@ def head(head, features):
     return MODEL.classify(head, normalized(features))
 
 
+def cumulated(backbone, x):
+    return jnp.cumsum(MODEL.features(backbone, x), 0)
+
+
+class Centered(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(4)(x.reshape(len(x), -1))
+        return nn.Dense(3, name="head")(x - x.mean(0))
+
+
 WRONG = {
     "features": MODEL._replace(features=of_batch),
     "training": MODEL._replace(features=lambda *args: MODEL.features(*args), batch_features=in_training),
     "head": MODEL._replace(classify=head),
+    "one direction": MODEL._replace(features=cumulated),
+    "flax": from_flax(Centered(), DATA.x.shape[1:], 3),
 }
 
 

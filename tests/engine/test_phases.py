@@ -167,6 +167,22 @@ def test_clients_that_pause_keep_their_scores_and_alone_change_nothing(digits):
     timetable = Timetable(np.array([[0, 1]] * 2), np.zeros((2, 2), int), np.ones(2))
     one, two = run(method, found, Settings(rounds=2, timetable=timetable), jax.random.key(0))
     jax.tree.map(np.testing.assert_array_equal, one.state.server, two.state.server)
+    # Such a round is a step of the server: clients that began one step earlier began from the same state.
+    late = Timetable(np.array([[0, 1], [0, 1], [2, 3]]), np.array([[0, 0], [0, 0], [0, 1]]), np.ones(3))
+    _, two, _ = run(method, found, Settings(rounds=3, timetable=late), jax.random.key(0))
+    jax.tree.map(lambda now, past: np.testing.assert_array_equal(now, past[0]), *two.state.server)
+
+
+@pytest.mark.parametrize("on_nan", ["stop", "skip-client"])
+def test_clients_that_pause_are_measured_before_aggregation_with_what_they_received(digits, on_nan):
+    dataset, parts = digits
+    nothing = np.zeros(0, int)
+    paused = parts._replace(train=[nothing, nothing, *parts.train[2:]])
+    found = data.federate_phases(dataset, [parts, paused], [1])
+    method = make_method("fedavg", MODEL, lr=0.1, batch_size=10, epochs=1)
+    one, two = run(method, found, Settings(rounds=2, before_aggregation=True), jax.random.key(0), on_nan=on_nan)
+    np.testing.assert_allclose(two.before_aggregation["loss"][:2], one.received["loss"][:2], rtol=1e-6)
+    np.testing.assert_array_equal(two.before_aggregation["loss"][2:], two.trained["loss"][2:])
 
 
 def test_forgetting_and_transfer_by_hand():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_method, tiny_model
 from rounds import local_results
-from trees import assert_same, average
+from trees import assert_same, average, row
 
 from pfl_jax import InvalidInput, Settings, simulate, sweep
 from pfl_jax.data import client_data
@@ -114,6 +114,53 @@ def test_means_that_count_all_equally_still_do_so_with_draws_by_size(name, part)
     *_, last = simulate.run(tiny_method(name), tiny_federation(), settings, jax.random.key(0))
     mean = jax.tree.map(lambda leaf: leaf.mean(axis=0), getattr(last.state.clients, part))
     assert_same(getattr(last.state.server, part), mean, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("wrapper", [{"compress": "topk:0.3"}, {"server_mean": "median"}, {"server_optimizer": "adam"}])
+def test_wrappers_leave_constant_weights_constant(wrapper):
+    data, method = tiny_federation(), tiny_method("per_fedavg", **wrapper)
+    begun = simulate.build(method, Settings(rounds=1)).init(data, jax.random.key(0))
+    result = method.local(jax.random.key(0), begun.server, row(begun.clients, 0), client_data(data, 0, "train"))
+    assert isinstance(result.message.weight, np.float32)
+
+
+def test_a_weight_that_is_one_by_chance_is_divided_like_others():
+    # In AFL a client that was never drawn has the number 1.
+    data, method = tiny_federation(), tiny_method("afl")
+    settings = Settings(rounds=3, participation=2 / data.num_clients, select=selection.by_size)
+    state, counts = simulate.build(method, settings).init(data, jax.random.key(0)), np.asarray(data.train_count)
+    mixed = []
+    for result in simulate.run(method, data, settings, jax.random.key(0)):
+        weights = np.asarray(state.clients)[result.cohort]
+        mixed.append(len({*(weights == 1).tolist()}))
+        every = local_results(method, data, state, result.round - 1)
+        wanted = average([every[i].personal for i in result.cohort], weights / counts[result.cohort])
+        assert_same(result.state.server, wanted, rtol=2e-5, atol=1e-6)
+        state = result.state
+    assert max(mixed) == 2
+
+
+@pytest.mark.parametrize(("name", "more"), [("hypcluster", {"clusters": 1}), ("fedex_lora", {}), ("flora", {})])
+def test_servers_that_weigh_rows_count_clients_alike_too(name, more):
+    # Without adapters and with one cluster these are FedAvg.
+    data = tiny_federation()
+    settings = Settings(rounds=2, participation=2 / data.num_clients, select=selection.by_size)
+    *_, one = simulate.run(tiny_method(name, **more), data, settings, jax.random.key(0))
+    *_, other = simulate.run(tiny_method("fedavg"), data, settings, jax.random.key(0))
+    sizes = [sum(map(np.sum, map(np.abs, jax.tree.leaves(run.received.by_name["loss"])))) for run in (one, other)]
+    np.testing.assert_allclose(*sizes, rtol=1e-5)
+
+
+def test_absent_clients_are_no_candidates_and_where_all_others_take_part_nothing_is_divided():
+    active = jnp.arange(10) < 5
+    losses = jnp.array([5, 4, 1, 0.5, 0.1, *[jnp.inf] * 5])
+    settings = Settings(rounds=1, select=selection.power_of_choice(8))
+    for index in range(20):
+        cohort = sample_cohort(jax.random.key(0), index, COUNTS, 2, settings, losses, active)
+        assert cohort.clients.tolist() == [0, 1]
+        assert cohort.weights.tolist() == [1, 1]
+    everyone = sample_cohort(jax.random.key(0), 0, COUNTS, 5, settings, losses, active)
+    assert everyone.weights.tolist() == everyone.counts.tolist() == COUNTS[:5].tolist()
 
 
 def test_both_means_of_qffl_have_the_same_weights():

@@ -1,5 +1,6 @@
 """Cohorts, stragglers, devices and programs of the engine, without regard to any method."""
 
+import argparse
 import contextlib
 
 import jax
@@ -285,7 +286,14 @@ def test_engines_of_a_few_methods_are_kept():
     assert make(np.zeros(2)) != make(np.zeros(2))
 
 
-FACTOR = 1.0
+FACTOR, PAIR, JAX_FACTOR = 1.0, (1.0, 11.0), jnp.float32(1)
+
+
+def triple(factor):
+    return 3 * factor
+
+
+FUNCTION = float
 
 
 def read_global():
@@ -294,12 +302,15 @@ def read_global():
 
 class Weight:
     def __init__(self):
-        self.array, self.listed, self.named = np.ones(1, np.float32), [1.0], {"factor": 1.0}
+        self.array, self.listed, self.named = np.ones(1, np.float32), [1.0], {"factor": 1.0, "other": 3.0}
+        self.number, self.options, self.few = 1.0, argparse.Namespace(factor=1.0), {1.0}
+
+    def __call__(self):
+        return self.number
 
 
-def change_global(_):
-    global FACTOR
-    FACTOR = 3.0
+def change(name, value):
+    return lambda _: globals().update({name: value})
 
 
 @pytest.mark.parametrize(
@@ -308,13 +319,25 @@ def change_global(_):
         (lambda weight: jnp.asarray(weight.array)[0], lambda weight: weight.array.fill(3)),
         (lambda weight: weight.listed[0], lambda weight: weight.listed.append(weight.listed.pop() + 2)),
         (lambda weight: weight.named["factor"], lambda weight: weight.named.update(factor=3.0)),
-        (lambda _: FACTOR, change_global),
-        (lambda _: read_global(), change_global),
+        (lambda weight: min(weight.named.items())[1], lambda weight: weight.named.update(factor=3.0, other=1.0)),
+        (lambda weight: weight.number, lambda weight: setattr(weight, "number", 3.0)),
+        (lambda weight: weight(), lambda weight: setattr(weight, "number", 3.0)),
+        (lambda weight: weight.options.factor, lambda weight: setattr(weight.options, "factor", 3.0)),
+        (lambda weight: max(weight.few), lambda weight: weight.few.add(3.0)),
+        (lambda _: FACTOR, change("FACTOR", 3.0)),
+        (lambda _: read_global(), change("FACTOR", 3.0)),
+        (lambda _: PAIR[0], change("PAIR", (11.0, 1.0))),
+        (lambda _: JAX_FACTOR, change("JAX_FACTOR", jnp.float32(3))),
+        (lambda _: FUNCTION(1), change("FUNCTION", triple)),
     ],
-    ids=["array", "list", "dict", "global", "global of a function"],
+    ids=(
+        *("array", "list", "dict", "values that change places", "number", "number of a callable", "namespace", "set"),
+        *("global", "global of a function", "tuple", "array of JAX", "function"),
+    ),
 )
 def test_a_value_that_a_loss_reads_and_that_changed_between_two_runs_is_the_new_one(read, change, monkeypatch):
-    monkeypatch.setitem(globals(), "FACTOR", 1.0)
+    for name in ("FACTOR", "PAIR", "JAX_FACTOR", "FUNCTION"):
+        monkeypatch.setitem(globals(), name, globals()[name])
     weight, model = Weight(), tiny_model()
     usual = model.task.loss
 

@@ -73,6 +73,33 @@ def test_a_sweep_says_whose_server_diverged():
     assert result.finite.all(axis=1).tolist() == [True, False]
 
 
+@pytest.mark.parametrize("on_nan", ["stop", "skip-client"])
+def test_a_run_of_a_sweep_has_no_scores_from_the_round_on_in_which_it_diverges_alone(on_nan):
+    """Runs in which nobody, one client, and all clients of the second round diverge."""
+    method, data, values = tiny_method("fedavg"), tiny_federation(), {"dose": jnp.array([0.0, 1.0, 2.0])}
+    first = jax.tree.leaves(simulate.build(method, SETTINGS).init(data, jax.random.key(0)).server)[0]
+
+    def sick(dose):
+        def local(key, server, client, data):
+            result, later = method.local(key, server, client, data), (jax.tree.leaves(server)[0] != first).any()
+            largest = jnp.sum(data.mask) == data.mask.shape[0]
+            broken = later & jnp.where(dose == 1, largest, dose == 2)
+            return result._replace(message=jax.tree.map(lambda leaf: jnp.where(broken, jnp.nan, leaf), result.message))
+
+        return method._replace(local=local)
+
+    settings = simulate.Settings(rounds=3, before_aggregation=True)
+    results = list(sweep.run(sick, data, settings, keys([0, 0, 0]), values, on_nan=on_nan))
+    wanted = [[False] * 3, *[[False, on_nan == "stop", True]] * 2]
+    assert [one.ended.tolist() for one in results] == wanted
+    for one in results:
+        for scores in (one.received, one.trained, one.before_aggregation):
+            assert np.isnan(scores["loss"]).all(axis=1).tolist() == one.ended.tolist()
+    # All means of a round without messages would be zero.
+    server = jax.tree.leaves(results[-1].state.server)[0]
+    np.testing.assert_array_equal(server[2], jax.tree.leaves(results[0].state.server)[0][2])
+
+
 def test_runs_must_agree_in_number():
     def make(**values):
         return make_method("fedavg", tiny_model(), **values)

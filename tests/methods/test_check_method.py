@@ -73,6 +73,7 @@ SLOW = pytest.mark.slow
         ("one_trace", IN_BFLOAT16, "a later round was traced again"),
         pytest.param("absent", COUNTS_THE_ABSENT, "count as if they had not been drawn", marks=SLOW),
         ("trained_from", altered(message=lambda sent, _: (sent, sent.weight)), "must give a tree like the message"),
+        ("trained_from", altered(message=lambda sent, _: jax.tree.map(lambda x: 0.01 * x, sent)), "like a change of"),
         ("seeds", altered(server=lambda state, _: jax.tree.map(jnp.zeros_like, state)), "another seed gives"),
         pytest.param("vmap", altered(refuses=lambda share: share > 1), "TracerBoolConversionError", marks=SLOW),
         pytest.param("chunks_and_padding", READS_PADDING, "Clients under one vmap, and more padding", marks=SLOW),

@@ -70,6 +70,14 @@ def test_the_variance_survives_a_large_common_feature():
     np.testing.assert_allclose(variance, want, rtol=1e-2)
 
 
+def test_labels_of_no_class_count_for_none_within_jit():
+    features, labels, mask = client((3, 4))[:3]
+    strange = jnp.concatenate([labels, jnp.array([-1, 9])])
+    more = jnp.concatenate([features, 50 + features[:2]]), strange, jnp.concatenate([mask, jnp.ones(2, bool)])
+    found = jax.jit(lambda *arrays: label_feature_statistics(*arrays, num_classes=2))(*more)
+    jax.tree.map(np.testing.assert_array_equal, found, label_feature_statistics(features, labels, mask, num_classes=2))
+
+
 def test_a_client_without_examples_gives_zeros():
     features, labels, mask = client([0] * CLASSES, pad=4)
     mu, variance = label_feature_statistics(features, labels, mask, CLASSES)

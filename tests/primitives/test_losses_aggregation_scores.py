@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from problems import SHAPE, tiny_model
 from scores import scores_of
 from sklearn import metrics
 
-from pfl_jax import ClientData
+from pfl_jax import ClientData, methods, tasks
 from pfl_jax.outputs import mean_auc
-from pfl_jax.primitives import losses
+from pfl_jax.primitives import losses, normalize_weights
 from pfl_jax.primitives import metrics as evaluation
 from pfl_jax.primitives import tree as trees
 
@@ -116,6 +117,23 @@ def test_scores_and_losses_have_the_type_of_their_inputs():
         )
     assert {leaf.dtype for leaf in (*jax.tree.leaves(scores), loss)} == {np.dtype("float32")}
     assert half.dtype == jnp.bfloat16
+
+
+def test_shares_are_as_good_as_counts_and_half_precision_sums_do_not_overflow():
+    logits, labels, mask = jnp.zeros((2, 2)), jnp.array([0, 0]), jnp.ones(2, bool)
+    found = losses.balanced_softmax(logits, labels, mask, jnp.array([0.25, 0.75]))
+    np.testing.assert_allclose(found, np.log(4), rtol=1e-6)
+    assert normalize_weights(jnp.full(4, 6e4, jnp.float16)).tolist() == [0.25] * 4
+
+
+def test_a_model_brings_its_own_scores():
+    model = tiny_model()._replace(task=tasks.REGRESSION)
+    data = ClientData(jnp.ones((3, *SHAPE)), jnp.ones((3, 3)), jnp.ones(3, bool))
+    params = model.init(jax.random.key(0))
+    assert evaluation.score(model.apply, params, data).by_name.keys() == {one.name for one in tasks.REGRESSION.scores}
+    method = methods.fedavg(model)
+    assert method._replace(work=None, predict=model.apply).task is tasks.REGRESSION
+    assert method._replace(work=None, predict=lambda *given: model.apply(*given)).task is tasks.CLASSIFICATION
 
 
 def test_classwise_alignment_adds_up_the_means_of_the_classes():
