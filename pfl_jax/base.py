@@ -189,7 +189,7 @@ class Mean(NamedTuple):
     """
 
     value: PyTree
-    weight: jax.Array
+    weight: Any
 
 
 class Exact(Mean):

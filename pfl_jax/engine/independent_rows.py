@@ -72,7 +72,7 @@ def _are_independent(of: ByIdentity, shape: tuple[int, ...], dtype: Any) -> bool
 
 def _is_ours(model: Model) -> bool:
     """Whether the functions of a model are the library's own code, and wrap neither functions nor modules of others."""
-    left: list[Any] = [one.function for one in (model.features, model.classify)]
+    left: list[Any] = [model]
     seen = set[int]()
     while left:
         one = left.pop()
@@ -80,9 +80,10 @@ def _is_ours(model: Model) -> bool:
             continue
         seen.add(id(one))
         if isinstance(one, Model):
-            left += [part.function for part in (one.features, one.classify)]
+            parts: list[Any] = [one.features, one.classify]
+            left += [part.function for part in parts]
         elif callable(one):
-            kind = one if hasattr(one, "__module__") and isinstance(one, types.FunctionType | type) else type(one)
+            kind = one if isinstance(one, types.FunctionType | type) else type(one)
             if kind.__module__.partition(".")[0] != "pfl_jax":
                 return False
             # A method of a class has no cells.

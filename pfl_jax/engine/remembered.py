@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from pfl_jax.base import Method
 from pfl_jax.schedules import MethodSchedule
@@ -61,7 +62,7 @@ def values_read(it: Any) -> str:
         if isinstance(one, _PLAIN):
             whole.update(repr(one).encode())
             continue
-        if isinstance(one, jax.Array) and not isinstance(one, jax.core.Tracer) and one.size <= SMALL:
+        if isinstance(one, jax.Array) and not isinstance(one, Tracer) and one.size <= SMALL:
             numbers = jax.random.key_data(one) if jnp.issubdtype(one.dtype, jax.dtypes.prng_key) else one
             whole.update(f"{one.dtype} {one.shape}".encode() + np.asarray(numbers).tobytes())
             continue

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import Cohort, Exact, Mean, Method, PRNGKey
+from pfl_jax.base import Cohort, Exact, Mean, Message, Method, PRNGKey
 from pfl_jax.data.federated import FederatedData
 from pfl_jax.errors import InvalidInput
 from pfl_jax.messages import is_mean
@@ -153,20 +153,26 @@ def method_in_cohort(method: Method, cohort: Cohort, data: FederatedData, client
         return method
 
     def local(key, server, client, data):
-        result, count = method.local(key, server, client, data), jnp.sum(data.mask, dtype=jnp.float32)
-
-        def divided(part):
-            # JAX makes arrays of its own of all weights that are computed from something.
-            is_constant = not isinstance(part, Mean) or not isinstance(part.weight, jax.Array)
-            if is_constant or (isinstance(part, Exact) and part.weight.ndim):
-                return part
-            return part._replace(weight=part.weight / jnp.where(cohort.equal, jnp.maximum(count, 1.0), 1.0))
-
+        result = method.local(key, server, client, data)
         if cohort.equal is not None:
-            result = result._replace(message=jax.tree.map(divided, result.message, is_leaf=is_mean))
+            count = jnp.maximum(jnp.sum(data.mask, dtype=jnp.float32), 1.0)
+            result = result._replace(message=_divided(result.message, jnp.where(cohort.equal, count, 1.0)))
         if active is None:
             return result
         kept = choose(active, (result.client, result.message), (client, jax.tree.map(jnp.zeros_like, result.message)))
         return result._replace(client=kept[0], message=kept[1])
 
     return method._replace(local=local)
+
+
+def _divided(message: Message, count: jax.Array) -> Message:
+    """Message with weights that are divided by a number, see `Selection.equal`."""
+
+    def divided(part):
+        # JAX makes arrays of its own of all weights that are computed from something.
+        is_constant = not isinstance(part, Mean) or not isinstance(part.weight, jax.Array)
+        if is_constant or (isinstance(part, Exact) and part.weight.ndim):
+            return part
+        return part._replace(weight=part.weight / count)
+
+    return jax.tree.map(divided, message, is_leaf=is_mean)
