@@ -18,7 +18,7 @@ def _axes(axes: Any) -> Any:
 
 def _summed(x: Any, dtype: str | None) -> jax.Array:
     """Array of the type of its sum: small integers would overflow, and PyTorch adds them as 64 bits."""
-    return cast(x, dtype or ("int32" if x.dtype.itemsize < 4 else None))
+    return cast(x, dtype or ("int32" if x.dtype.kind in "biu" and x.dtype.itemsize < 4 else None))
 
 
 def _reduction(function: Callable[..., Any]) -> Callable[..., Any]:
