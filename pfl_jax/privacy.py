@@ -177,7 +177,8 @@ def budgets(
     """Budgets of a run: one for examples with `dp_clip`, one for clients with `client_clip`.
 
     The epsilon of a budget is unknown (NaN) if the method says too little about its use of the data, or if the method
-    cannot be built for a linear model, from which its statement is read. The budget then gives the reason.
+    cannot be built for a linear model, from which its statement is read. The budget then gives the reason. Phases in
+    which clients are absent are not accounted: the others are then drawn more often.
 
     Args:
       factory: a name in METHODS, or a factory with the same kind of signature.
