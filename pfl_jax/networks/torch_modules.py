@@ -57,7 +57,7 @@ def from_torch(
     Raises:
       InvalidInput: PyTorch is not installed; the module has no such head, or does more after it; its code cannot be
         read, or has operations that are not supported, all of which are named; it has its own gradients, or hooks on
-        gradients; it changes buffers, views of tensors that it reads again, or in `torch.no_grad` tensors from
+        gradients; it changes buffers, views of tensors that it reads again, or in no_grad tensors from
         outside; head and backbone share a parameter; the head has BatchNorm or dropout; rows depend on each other;
         pooling has no channels; or integers are beyond 32 bits.
 
