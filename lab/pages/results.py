@@ -206,13 +206,16 @@ def _cause(one: Compared) -> str:
     return "; ".join(parts) or one.verdict
 
 
-def _collaboration(ablation: Sequence[Compared]) -> tuple[float, float] | None:
-    """What the combination of heads adds to the alignment alone, in points: ours and the paper's (FedPAC, Table 2)."""
+def _collaboration(ablation: Sequence[Compared]) -> tuple[float, float, str] | None:
+    """What the combination of heads adds to the alignment alone, in points: ours and the paper's (FedPAC, Table 2), and
+    the number of our seeds."""
     by_method = {one.entry.row.method: one.entry for one in ablation}
     both, alone = by_method.get("fedpac"), by_method.get("fedpac -collaboration")
     if both is None or alone is None or both.mean is None or alone.mean is None:
         return None
-    return both.mean - alone.mean, both.row.accuracy_percent - alone.row.accuracy_percent
+    seeds = min(len(both.accuracies.known), len(alone.accuracies.known))
+    paper = both.row.accuracy_percent - alone.row.accuracy_percent
+    return both.mean - alone.mean, paper, "one seed" if seeds == 1 else f"{seeds} seeds"
 
 
 def _of_table(rows: Sequence[Compared], number: int) -> list[Compared]:
