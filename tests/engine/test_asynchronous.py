@@ -39,6 +39,14 @@ def last(method, settings, data=None, state=None, **options):
     return result
 
 
+def test_a_timetable_that_changes_between_two_runs_is_the_new_one():
+    plan, method = planned([[0, 1]], [[0, 0]]), tiny_method("fedavg")
+    settings = Settings(rounds=1, timetable=plan)
+    assert last(method, settings).cohort.tolist() == [0, 1]
+    plan.clients[0] = [1, 2]
+    assert last(method, settings).cohort.tolist() == [1, 2]
+
+
 @jax.jit
 def sent(staleness):
     """What leaves a client with a model, class means, a change and an array, and the server then and now."""
