@@ -135,7 +135,7 @@ def of_present(method: Method) -> Method:
     def aggregate(key, server, clients, messages, cohort):
         after, clients, info = method.aggregate(key, server, clients, messages, cohort)
         if jax.tree.structure(after) == jax.tree.structure(server):
-            # A method that changes a type is found by its own check, and not made right here.
+            # In the new types: that a method changes a type is for `pfl_jax.testing.check_method` to find.
             before = jax.tree.map(lambda old, new: jnp.asarray(old, jnp.result_type(new)), server, after)
             after = choose(jnp.any(cohort.present), after, before)
         return after, clients, info

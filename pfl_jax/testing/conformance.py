@@ -67,9 +67,8 @@ def check_trained_from(subject: Subject) -> None:
         message = method.local(jax.random.key(0), server, client, client_data(data, 0, "train")).message
         if not has_means(message):
             return (), ()
-        return map_means(lambda part: part.value, message, rest=lambda leaf: leaf), trained_from(
-            method, server, client, message
-        )[0]
+        sent = map_means(lambda part: part.value, message, rest=lambda leaf: leaf)
+        return sent, trained_from(method, server, client, message)[0]
 
     if method.trained_from is not None:
         jax.eval_shape(values, data, start.server, start.clients)
@@ -77,8 +76,8 @@ def check_trained_from(subject: Subject) -> None:
     sent, received = jax.jit(values)(data, start.server, start.clients)
     change = optax.tree.norm(jax.tree.map(jnp.subtract, sent, received))
     assert change <= optax.tree.norm(sent), (
-        "the message looks like a change of the download, of which wrappers would take the difference from it: give "
-        "Method.trained_from, zeros like the message"
+        "the message looks like a change of the download, and wrappers would subtract the download from it once more: "
+        "give a Method.trained_from that returns zeros like the message"
     )
 
 
